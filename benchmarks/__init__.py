@@ -1,0 +1,1 @@
+"""Measurements; see benchmarks/__main__.py."""

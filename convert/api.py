@@ -1,0 +1,419 @@
+"""The library: open, load, save, convert_file. Nothing here prints or exits; every refusal is a ConvertError."""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Iterable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from convert import formats
+from convert.errors import CorruptError, InputError, PolicyError, UsageError, gather, quoted
+from convert.files import SourceFile
+from convert.limits import DEFAULT, Limits
+from convert.output import OutputFile, OutputFolder, committed
+from convert.plan import Cast, Plan, Wishes, make_plan
+from convert.policy import Policy
+from convert.progress import Callback, Progress
+from convert.report import Report, Written
+from convert.tensor import Checkpoint, Tensor
+from convert.threads import MAX_JOBS, default_jobs
+from convert.writing import Settings
+
+if TYPE_CHECKING:
+    import numpy as np
+
+Path = str | os.PathLike[str]
+_OPEN_FILES = 64
+"""Sources with more files than this do not keep them all open."""
+
+
+def open(source: Path | Sequence[Path], *, format: str | None = None, limits: Limits = DEFAULT) -> Checkpoint:
+    """Open a file, several files, or a folder of .npy files; only headers are read.
+
+    Args:
+        source: One path, or several whose tensors are gathered. A .npy file's tensor is named after its stem, in a
+            folder after its relative path without the suffix.
+        format: Name of the format, where the content shall not decide.
+        limits: Caps against hostile files.
+
+    Returns:
+        A mapping from name to `Tensor`. Use it in a `with` block: its tensors read from it until it is closed.
+
+    Raises:
+        InputError: A file cannot be read, breaks a rule of its format, or two tensors have the same name.
+        UsageError: An unknown format.
+    """
+    paths = [source] if isinstance(source, (str, os.PathLike)) else list(source)
+    if not paths:
+        raise UsageError("no source was given")
+    opened: list[Checkpoint] = []
+    try:
+        for path in [os.fspath(path) for path in paths]:
+            opened += _open_folder(path, limits) if os.path.isdir(path) else [_open_file(path, format, limits)]
+            if len(opened) > _OPEN_FILES:
+                for file in opened[-1].files:
+                    file.park()
+        return opened[0] if len(opened) == 1 else _gathered(opened, [os.fspath(path) for path in paths])
+    except BaseException:
+        for checkpoint in opened:
+            checkpoint.close()
+        raise
+
+
+def _open_file(path: str, format: str | None, limits: Limits) -> Checkpoint:
+    if format is not None:
+        row = formats.by_name(format)
+        if not row.reader:
+            raise UsageError(f"{row.name} can only be written", hint="convert formats shows what can be read")
+        checkpoint: Checkpoint = row.load_reader().open(path, limits)
+        return checkpoint
+    file = SourceFile(path)
+    try:
+        start = file.read(0, min(formats.SNIFF_BYTES, file.size))
+        row, note = formats.detect(path, start, file.size)
+    finally:
+        file.close()
+    checkpoint = row.load_reader().open(path, limits)
+    if note:
+        checkpoint.notes.insert(0, note)
+    return checkpoint
+
+
+def _open_folder(folder: str, limits: Limits) -> list[Checkpoint]:
+    """Each .npy file below a folder, hidden ones left out, named by its path; in sorted order."""
+    from urllib.parse import unquote
+
+    found: list[Checkpoint] = []
+    others = 0
+    for where, folders, files in os.walk(folder):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for file in sorted(files):
+            if file.startswith("."):
+                continue
+            if not file.lower().endswith(".npy"):
+                others += 1
+                continue
+            path = os.path.join(where, file)
+            checkpoint = _open_file(path, None, limits)
+            checkpoint.files[0].park()
+            relative = os.path.relpath(path, folder).replace(os.sep, "/")[: -len(".npy")]
+            checkpoint.tensors = [tensor.changed(name=unquote(relative)) for tensor in checkpoint.tensors]
+            found.append(checkpoint)
+    if not found:
+        raise InputError(
+            f"the folder holds no .npy files (found {others} other files)",
+            path=folder,
+            hint="give its files one by one, or another folder",
+        )
+    found.sort(key=lambda checkpoint: checkpoint.tensors[0].name)
+    if others:
+        found[0].notes.append(f"{others} files in {folder} are not .npy files and were left out")
+    return found
+
+
+def _gathered(opened: list[Checkpoint], paths: list[str]) -> Checkpoint:
+    """One checkpoint for several."""
+    names: dict[str, str] = {}
+    metadata: dict[str, str] = {}
+    for checkpoint in opened:
+        for tensor in checkpoint.tensors:
+            other = names.setdefault(tensor.name, checkpoint.path)
+            if other != checkpoint.path:
+                raise CorruptError(
+                    f"the name is taken by a tensor of {other}",
+                    path=checkpoint.path,
+                    tensor=tensor.name,
+                    hint="convert the files one by one, or give their folder as the source",
+                )
+        for key, text in checkpoint.metadata.items():
+            if metadata.setdefault(key, text) != text:
+                raise CorruptError(
+                    f"the sources differ in metadata {quoted(key)}",
+                    path=checkpoint.path,
+                    hint="convert the files one by one",
+                )
+    kinds = sorted({checkpoint.format for checkpoint in opened})
+    return Checkpoint(
+        " ".join(paths[:3]) + (" ..." if len(paths) > 3 else ""),
+        "+".join(kinds),
+        [tensor for checkpoint in opened for tensor in checkpoint.tensors],
+        metadata,
+        [note for checkpoint in opened for note in checkpoint.notes],
+        [file for checkpoint in opened for file in checkpoint.files],
+    )
+
+
+def load(
+    source: Path | Sequence[Path],
+    *,
+    policy: Policy | None = None,
+    include: Iterable[str] = (),
+    exclude: Iterable[str] = (),
+) -> dict[str, np.ndarray[Any, Any]]:
+    """All tensors as numpy arrays, in memory.
+
+    bfloat16 and the small floats come as ml_dtypes arrays. The policy decides about `<V2` (bfloat16 by default) and
+    pickles (refused by default); whatever else numpy has comes as it is.
+
+    Raises:
+        InputError: The file is damaged.
+        PolicyError: A tensor needs a decision.
+    """
+    from convert import arrays
+
+    with open(source) as checkpoint:
+        wishes = Wishes(policy=policy or Policy(), include=tuple(include), exclude=tuple(exclude))
+        plan = make_plan(checkpoint, checkpoint.path, "numpy", arrays, wishes)
+        return {tensor.name: tensor.numpy() for tensor in plan.tensors}
+
+
+def save(tensors: Mapping[str, Any], target: Path, **options: Any) -> Report:
+    """Write arrays to a file, exactly, whatever their memory layout.
+
+    Args:
+        tensors: Arrays by name: numpy (any strides, byte order or subclass), ml_dtypes, torch, JAX, MLX, or anything
+            with `__array__`. They are read while the file is written and must not change meanwhile.
+        target: Path of the file; its suffix tells the format.
+        **options: Those of `convert_file`: to, policy, metadata, compress, align, overwrite, verify, jobs ...
+
+    Raises:
+        PolicyError: A type the format cannot hold; nothing was written.
+        OutputError: The target exists, or cannot be written.
+    """
+    from convert import arrays
+
+    checkpoint = Checkpoint("memory", "memory", [arrays.from_array(name, value) for name, value in tensors.items()])
+    return _convert(checkpoint, ["memory"], os.fspath(target), **options)
+
+
+def convert_file(source: Path | Sequence[Path], target: Path, *, format: str | None = None, **options: Any) -> Report:
+    """Convert a file, several files, or a folder of .npy files into one target.
+
+    Args:
+        source: See `open`.
+        target: Path; a slash at its end, or an existing folder, asks for one .npy file per tensor. The source is
+            a possible target too.
+        format: Format of the source, where the content shall not decide.
+        **options: Keyword arguments, all optional:
+            to: Format of the target, where the suffix does not tell.
+            policy: A `Policy`: what may happen to what the target cannot hold.
+            byteorder: 'little', 'big', 'native' or 'keep' (npy and npz).
+            order: 'C' or 'keep' (npy and npz).
+            include, exclude: Globs of tensor names.
+            rename: Pairs of regular expression and replacement.
+            cast: Pairs of dtype names, or `Cast`s.
+            cast_overflow: 'error', or 'inf' to let finite values become infinite.
+            metadata: Texts added to the source's metadata.
+            compress: Deflate level for npz, 1 to 9; True for the default, None to store.
+            align: Data begins at a multiple of this many bytes, a power of two.
+            overwrite: Replace an existing target.
+            verify: Read the target back and compare every byte before it gets its name.
+            dry_run: Only plan; the report shows what would be written.
+            fsync: Force the bytes to the disk.
+            jobs: Threads; default the cores this process may use.
+            progress: Called with bytes done, bytes in all and a tensor's name; raise in it to cancel.
+
+    Returns:
+        What was written, changed and left out.
+
+    Raises:
+        ConvertError: Nothing was written; a target that was there before is as it was.
+    """
+    sources = [source] if isinstance(source, (str, os.PathLike)) else list(source)
+    with open(sources, format=format) as checkpoint:
+        return _convert(checkpoint, [os.fspath(path) for path in sources], os.fspath(target), **options)
+
+
+def _convert(
+    checkpoint: Checkpoint,
+    sources: list[str],
+    target: str,
+    *,
+    to: str | None = None,
+    compress: int | bool | None = None,
+    align: int = 1,
+    overwrite: bool = False,
+    verify: bool = False,
+    dry_run: bool = False,
+    fsync: bool = False,
+    jobs: int | None = None,
+    progress: Callback | None = None,
+    **wishes: Any,
+) -> Report:
+    began = time.perf_counter()
+    row = formats.by_name(to) if to is not None else formats.for_target(target)
+    level = _level(compress, row.name)
+    _check_align(align, row.name)
+    made = _wishes(row.name, **wishes)
+    if jobs is not None and not 1 <= jobs <= MAX_JOBS:
+        raise UsageError(f"jobs must be from 1 to {MAX_JOBS} (found {jobs})")
+    writer = row.load_writer()
+    plan = make_plan(checkpoint, target, row.name, writer, made)
+    report = _report(checkpoint, sources, plan)
+    if dry_run:
+        report.dry_run = True
+        report.seconds = time.perf_counter() - began
+        return report
+    in_place = any(file.is_same(target) for file in checkpoint.files)
+    settings = Settings(
+        overwrite=overwrite or in_place,
+        level=level,
+        align=align,
+        jobs=jobs or default_jobs(),
+        fsync=fsync,
+        progress=None if progress is None else Progress(progress, plan.nbytes),
+    )
+    output: OutputFile | OutputFolder = writer.write(plan, settings)
+    with committed(output):
+        for file in checkpoint.files:
+            file.check_unchanged()
+        if verify:
+            report.tensors = _verified(plan, output, row)
+            report.verified = True
+        report.target_bytes = output.size()
+        checkpoint.close()  # an open file cannot be replaced everywhere
+        output.commit(fsync=fsync)
+    report.seconds = time.perf_counter() - began
+    return report
+
+
+def _report(checkpoint: Checkpoint, sources: list[str], plan: Plan) -> Report:
+    return Report(
+        sources,
+        plan.target,
+        checkpoint.format.split("+"),
+        plan.format,
+        [Written(tensor.name, tensor.dtype.name, tensor.shape, tensor.nbytes) for tensor in plan.tensors],
+        plan.changes,
+        plan.skipped,
+        plan.notes,
+        plan.metadata,
+        sum(file.size for file in checkpoint.files),
+    )
+
+
+def _verified(plan: Plan, output: OutputFile | OutputFolder, row: formats.Format) -> list[Written]:
+    """Read the output back through its reader; every digest must be that of the planned bytes."""
+    with open(output.readable(), format=None if isinstance(output, OutputFolder) else row.name) as back:
+        alone = len(plan.tensors) == 1 and len(back) == 1
+        found: list[Written] = []
+        problems: list[Any] = []
+        for tensor in plan.tensors:
+            other = back.tensors[0] if alone else back.get(tensor.name)
+            facts = (tensor.dtype.name, tensor.shape, _digest(tensor.changed(big=False, fortran=False)))
+            there = None if other is None else (other.dtype.name, other.shape, _digest(other))
+            if facts != there:
+                problems.append(
+                    CorruptError(
+                        f"the target reads back different (expected {facts}, found {there})",
+                        path=plan.target,
+                        tensor=tensor.name,
+                        hint="the disk or memory may be faulty; this was not kept",
+                    )
+                )
+            found.append(Written(tensor.name, tensor.dtype.name, tensor.shape, tensor.nbytes, facts[2]))
+        if len(back) != len(plan.tensors) and not problems:
+            problems.append(CorruptError("the target reads back with other tensors", path=plan.target))
+        if problems:
+            raise gather(problems)
+        return found
+
+
+def _digest(tensor: Tensor) -> str:
+    import hashlib
+
+    digest = hashlib.sha256()
+    for chunk in tensor.chunks():
+        digest.update(chunk)
+    return digest.hexdigest()
+
+
+def _level(compress: int | bool | None, format: str) -> int | None:
+    from convert.codec import DEFAULT_LEVEL
+
+    if compress is None or compress is False:
+        return None
+    if format != "npz":
+        raise UsageError(f"{format} cannot be compressed (only npz can)", hint="leave out --compress, or --to npz")
+    level = DEFAULT_LEVEL if compress is True else compress
+    if not 1 <= level <= 9:
+        raise UsageError(f"the compression level must be from 1 to 9 (found {level})")
+    return level
+
+
+def _check_align(align: int, format: str) -> None:
+    largest = 1 << 15
+    if align < 1 or align > largest or align & (align - 1):
+        raise UsageError(f"the alignment must be a power of two from 1 to {largest} (found {align})")
+    if align > 64 and format == "npy":
+        raise UsageError("npy data begins at a multiple of 64, as numpy writes it", hint="leave out --align")
+
+
+def _wishes(
+    format: str,
+    *,
+    policy: Policy | None = None,
+    byteorder: str = "little",
+    order: str = "C",
+    include: Iterable[str] = (),
+    exclude: Iterable[str] = (),
+    rename: Iterable[tuple[str, str]] = (),
+    cast: Iterable[tuple[str, str] | Cast] = (),
+    cast_overflow: str = "error",
+    metadata: Mapping[str, str] | None = None,
+) -> Wishes:
+    import sys
+
+    _one_of("byteorder", byteorder, ("little", "big", "native", "keep"))
+    _one_of("order", order, ("C", "keep"))
+    _one_of("cast_overflow", cast_overflow, ("error", "inf"))
+    byteorder = sys.byteorder if byteorder == "native" else byteorder
+    if format not in ("npy", "npz") and (byteorder == "big" or order != "C"):
+        raise UsageError(
+            f"{format} is always little-endian and row-major", hint="leave out --byteorder and --order, or --to npz"
+        )
+    for key, text in (metadata or {}).items():
+        if not isinstance(key, str) or not isinstance(text, str):
+            raise UsageError(f"metadata must be texts (found {key!r}: {text!r})")
+    return Wishes(
+        policy or Policy(),
+        byteorder if format in ("npy", "npz") else "little",
+        order,
+        tuple(include),
+        tuple(exclude),
+        tuple(_pattern(*pair) for pair in rename),
+        tuple(_cast(item) for item in cast),
+        cast_overflow == "inf",
+        dict(metadata or {}),
+    )
+
+
+def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        raise UsageError(f"{name} must be one of {', '.join(allowed)} (found {value!r})")
+
+
+def _pattern(pattern: str, replacement: str) -> tuple[re.Pattern[str], str]:
+    try:
+        compiled = re.compile(pattern)
+        compiled.sub(replacement, "")
+    except (re.error, IndexError) as err:
+        raise UsageError(f"invalid rename {pattern!r}={replacement!r}: {err}") from err
+    return compiled, replacement
+
+
+def _cast(item: tuple[str, str] | Cast) -> Cast:
+    from convert.dtypes import BY_NAME
+
+    cast = item if isinstance(item, Cast) else Cast("*", *item)
+    for name in (cast.source, cast.target):
+        if name not in BY_NAME:
+            raise UsageError(f"unknown dtype {name!r} (expected one of {', '.join(BY_NAME)})")
+    if BY_NAME[cast.target].kind == "subbyte":
+        raise UsageError(f"there is no cast to {cast.target}")
+    return cast
+
+
+__all__ = ["PolicyError", "convert_file", "load", "open", "save"]

@@ -1,0 +1,201 @@
+"""Arrays in memory as tensors and back; the only part of the core that knows numpy arrays.
+
+As a target of a plan (`load`), numpy holds everything but pickles, members that are no arrays, and `<V2`, about which
+the policy decides.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from convert import dtypes
+from convert.dtypes import BY_NAME, DType, Field
+from convert.encodings import little_fields, pack_step, unpack_step
+from convert.errors import ConvertError, LimitError, UnsupportedError, UsageError
+from convert.files import MemoryFile
+from convert.tensor import Extent, Tensor
+
+if TYPE_CHECKING:
+    from convert.plan import Plan
+
+_MAX_DIMENSIONS = 64
+
+
+def holds(tensor: Tensor) -> bool:
+    return tensor.dtype.kind not in ("object", "blob", "V2", "broken")
+
+
+def remembers(metadata: Mapping[str, str], encoded: bool) -> bool:
+    return True
+
+
+def check(plan: Plan) -> list[ConvertError]:
+    return []
+
+
+def to_numpy(tensor: Tensor) -> np.ndarray[Any, Any]:
+    """See `Tensor.numpy`."""
+    if tensor.problem is not None:
+        raise tensor.problem
+    if tensor.dtype.kind in ("object", "broken"):
+        raise UsageError("a pickle has no array of its own", path=tensor.path, tensor=tensor.name)
+    if len(tensor.shape) > _MAX_DIMENSIONS:
+        raise UsageError(
+            f"numpy stops at {_MAX_DIMENSIONS} dimensions (found {len(tensor.shape)})",
+            path=tensor.path,
+            tensor=tensor.name,
+        )
+    dtype = tensor.dtype.numpy()
+    tensor = tensor.changed(big=False, fortran=False)
+    if tensor.dtype.kind == "subbyte":
+        tensor = tensor.changed(dtype=BY_NAME["uint8"], steps=(*tensor.steps, unpack_step(tensor.dtype)))
+    try:
+        array = np.empty(tensor.shape, dtype)
+    except (MemoryError, ValueError) as err:
+        raise LimitError(f"an array of {tensor.nbytes} bytes: {err}", path=tensor.path, tensor=tensor.name) from err
+    if array.nbytes == 0:
+        for _ in tensor.chunks():  # checksums are owed even so
+            pass
+        return array
+    flat = np.frombuffer(array.reshape(-1).view(np.uint8).data, np.uint8)
+    at = 0
+    for chunk in tensor.chunks():
+        flat[at : at + len(chunk)] = np.frombuffer(chunk, np.uint8)
+        at += len(chunk)
+    return array
+
+
+def from_array(name: str, value: Any) -> Tensor:
+    """A tensor whose bytes are those of an array; nothing is copied but what is not contiguous, in pieces.
+
+    Raises:
+        UnsupportedError: An object array, or a type that no format here has.
+    """
+    if not isinstance(name, str):
+        raise UsageError(f"names must be texts (found {name!r})")
+    array = value if isinstance(value, np.ndarray) else _as_numpy(name, value)
+    array = array.view(np.ndarray)
+    try:
+        dtype, big = dtype_of(array.dtype)
+    except UnsupportedError as err:
+        raise err.at(None, name) from None
+    if array.flags.c_contiguous or (array.flags.f_contiguous and dtype.kind != "subbyte"):
+        fortran = not array.flags.c_contiguous
+        raw = (array.T if fortran else array).reshape(-1)
+        data: Extent | _Strided = Extent(MemoryFile(_bytes(raw)), 0, array.nbytes)
+    else:
+        fortran, data = False, _Strided(array)
+    tensor = Tensor(name, dtype, array.shape, data, big, fortran)
+    if dtype.fields:
+        return little_fields(tensor)
+    if dtype.kind == "subbyte":
+        tensor = tensor.changed(stored=BY_NAME["uint8"], steps=(pack_step(dtype),))
+        if array.size * dtype.bits % 8:
+            raise UnsupportedError(f"{array.size} elements of {dtype} do not fill whole bytes", tensor=name)
+    return tensor
+
+
+def _bytes(flat: np.ndarray[Any, Any]) -> memoryview:
+    """The memory of a one-dimensional contiguous array."""
+    if flat.nbytes == 0:
+        return memoryview(b"")
+    return flat.view(np.uint8).data
+
+
+class _Strided:
+    """An array in memory that is not contiguous, as a stream of its elements in row-major order."""
+
+    def __init__(self, array: np.ndarray[Any, Any]) -> None:
+        self.nbytes = array.nbytes
+        self.path = "memory"
+        self._array = array
+
+    def chunks(self, chunk_bytes: int) -> Iterator[memoryview]:
+        array = self._array
+        if array.nbytes == 0:
+            return
+        count = max(chunk_bytes // array.itemsize, 1)
+        raw = array.view(f"V{array.itemsize}") if array.dtype.names is None else array
+        for begin in range(0, array.size, count):
+            yield _bytes(np.ascontiguousarray(raw.flat[begin : begin + count]))
+
+
+def dtype_of(dtype: np.dtype[Any]) -> tuple[DType, bool]:
+    """Our type for a numpy or ml_dtypes type, and whether it is big-endian.
+
+    Raises:
+        UnsupportedError: There is none.
+    """
+    big = dtype.byteorder == ">" or (dtype.byteorder == "=" and sys.byteorder == "big")
+    if dtype.names is not None:
+        return _record(dtype), False
+    # By name, not by character: some of ml_dtypes' characters are those of numpy's long doubles.
+    known = BY_NAME.get(dtype.name)
+    if known is not None:
+        return known, big and known.swap > 1
+    if dtype.kind in "mM":
+        kind = "datetime64" if dtype.kind == "M" else "timedelta64"
+        unit, count = np.datetime_data(dtype)
+        return dtypes.time(kind, "" if unit == "generic" else unit if count == 1 else f"{count}{unit}"), big
+    if dtype.kind in "SUV" and dtype.type in (np.bytes_, np.str_, np.void):
+        length = dtype.itemsize // 4 if dtype.kind == "U" else dtype.itemsize
+        return dtypes.sized(dtype.kind, length), big and dtype.kind == "U"
+    if dtype.type in (np.longdouble, np.clongdouble) and np.finfo(np.longdouble).nmant == 63 and not big:
+        return dtypes.LONG_DOUBLES[dtype.name], False
+    if dtype.kind == "O":
+        raise UnsupportedError(
+            "an array of Python objects", hint="give each array inside it a name of its own in the dictionary"
+        )
+    raise UnsupportedError(
+        f"no format here has the type {dtype}", hint="convert formats | policies list what can be held"
+    )
+
+
+def _record(dtype: np.dtype[Any]) -> DType:
+    fields = []
+    members: Mapping[str, Any] = dtype.fields or {}
+    for name in dtype.names or ():
+        inner, offset = members[name][:2]
+        base, big = dtype_of(inner.base)
+        fields.append(Field(name, base, offset, tuple(inner.shape), big))
+    return dtypes.structured(tuple(fields), dtype.itemsize, np.lib.format.dtype_to_descr(dtype))
+
+
+def _as_numpy(name: str, value: Any) -> np.ndarray[Any, Any]:
+    """Arrays of other libraries, which the caller has imported already; none is imported here."""
+    module = type(value).__module__.partition(".")[0]
+    try:
+        if module == "torch":
+            return _from_torch(value)
+        if module == "mlx":
+            return _from_mlx(value)
+        if hasattr(value, "__array__") or isinstance(value, (bool, int, float, complex, list, tuple, np.generic)):
+            return np.asarray(value)
+    except (TypeError, ValueError, RuntimeError) as err:
+        raise UnsupportedError(f"cannot be taken as an array: {err}", tensor=name) from err
+    raise UnsupportedError(f"a {type(value).__qualname__} is no array", tensor=name)
+
+
+def _from_torch(value: Any) -> np.ndarray[Any, Any]:
+    value = value.detach().cpu().resolve_conj().resolve_neg()
+    type_name = str(value.dtype).removeprefix("torch.")
+    known = BY_NAME.get(type_name)
+    if known is None or known.kind == "plain" or known.kind == "complex128":
+        return np.asarray(value.numpy())
+    torch = sys.modules["torch"]
+    raw = value.contiguous().reshape(-1).view(torch.uint8).numpy()
+    return np.asarray(raw.view(known.numpy()).reshape(tuple(value.shape)))
+
+
+def _from_mlx(value: Any) -> np.ndarray[Any, Any]:
+    if str(value.dtype) == "mlx.core.bfloat16":
+        raw = np.array(value.view(sys.modules["mlx.core"].uint16))
+        return raw.view(BY_NAME["bfloat16"].numpy())
+    return np.array(value)
+
+
+__all__ = ["check", "dtype_of", "from_array", "holds", "remembers", "to_numpy"]

@@ -1,0 +1,327 @@
+"""The main job: `convert SOURCE... TARGET`."""
+
+from __future__ import annotations
+
+import sys
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from convert.errors import ConvertError, UsageError, printable, quoted
+
+if TYPE_CHECKING:
+    from convert.plan import Cast
+    from convert.progress import Callback
+    from convert.report import Report
+
+_FORMAT, _WHAT, _LOSS, _OUTPUT, _SHOW = "Formats", "Which tensors", "What does not map", "Output", "Messages"
+_EXAMPLES = """
+Examples: convert in.npz out.safetensors | convert model.safetensors out.npz --compress | convert a.npy b.npy all.npz |
+convert weights/ all.safetensors | convert in.npz folder/ | convert a.npz a.npz --compress
+"""
+
+
+def _formats() -> list[str]:
+    from convert.formats import BUILT_IN
+
+    return [row.name for row in BUILT_IN]
+
+
+def _policies() -> list[str]:
+    from convert.policy import KINDS, PRESETS, actions_of
+
+    return [*PRESETS, *(f"{kind.name}={action}" for kind in KINDS for action in actions_of(kind.name))]
+
+
+def run(
+    paths: Annotated[
+        list[str],
+        typer.Argument(
+            metavar="SOURCE... TARGET", help="One file, several, or a folder of .npy files; last the target."
+        ),
+    ],
+    source_format: Annotated[
+        str | None,
+        typer.Option(
+            "--from",
+            metavar="FORMAT",
+            help="Format of the source; default: by content.",
+            rich_help_panel=_FORMAT,
+            autocompletion=_formats,
+        ),
+    ] = None,
+    to: Annotated[
+        str | None,
+        typer.Option(
+            "--to",
+            metavar="FORMAT",
+            help="Format of the target; default: by suffix.",
+            rich_help_panel=_FORMAT,
+            autocompletion=_formats,
+        ),
+    ] = None,
+    compress: Annotated[
+        int | None,
+        typer.Option(
+            "--compress",
+            metavar="[LEVEL]",
+            rich_help_panel=_FORMAT,
+            help="Deflate a npz, level 1 to 9; default without a level: 6. 7 to 9 are smaller and much slower.",
+        ),
+    ] = None,
+    byteorder: Annotated[
+        str,
+        typer.Option(
+            "--byteorder",
+            metavar="little|big|native|keep",
+            help="Of npy and npz targets.",
+            rich_help_panel=_FORMAT,
+            autocompletion=lambda: ["little", "big", "native", "keep"],
+        ),
+    ] = "little",
+    order: Annotated[
+        str,
+        typer.Option(
+            "--order",
+            metavar="C|keep",
+            help="keep: Fortran order stays, in npy and npz targets.",
+            rich_help_panel=_FORMAT,
+            autocompletion=lambda: ["C", "keep"],
+        ),
+    ] = "C",
+    align: Annotated[
+        int,
+        typer.Option(
+            "--align",
+            metavar="N",
+            rich_help_panel=_FORMAT,
+            help="Data of a safetensors file, and of each stored npz member, begins at a multiple of N bytes.",
+        ),
+    ] = 1,
+    include: Annotated[
+        list[str] | None,
+        typer.Option("--include", metavar="GLOB", help="Take only these; repeatable.", rich_help_panel=_WHAT),
+    ] = None,
+    exclude: Annotated[
+        list[str] | None,
+        typer.Option("--exclude", metavar="GLOB", help="Leave these out; repeatable.", rich_help_panel=_WHAT),
+    ] = None,
+    rename: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--rename", metavar="REGEX=REPLACEMENT", help="Change names; repeatable, in turn.", rich_help_panel=_WHAT
+        ),
+    ] = None,
+    cast: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--cast",
+            metavar="[GLOB:]FROM=TO",
+            rich_help_panel=_WHAT,
+            help="Change a dtype, float32=bfloat16 for one; to nearest even. Repeatable.",
+        ),
+    ] = None,
+    cast_overflow: Annotated[
+        str,
+        typer.Option(
+            "--cast-overflow",
+            metavar="error|inf",
+            rich_help_panel=_WHAT,
+            help="What finite values too large for the new dtype become.",
+            autocompletion=lambda: ["error", "inf"],
+        ),
+    ] = "error",
+    metadata: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--metadata", metavar="KEY=VALUE", help="Add to the metadata, format=pt for one.", rich_help_panel=_WHAT
+        ),
+    ] = None,
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--policy",
+            metavar="[GLOB:]KIND=ACTION",
+            rich_help_panel=_LOSS,
+            autocompletion=_policies,
+            help="What becomes of what the target cannot hold; or strict, lossless, lossy. convert policies lists all.",
+        ),
+    ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace an existing target.", rich_help_panel=_OUTPUT)
+    ] = False,
+    verify: Annotated[
+        bool,
+        typer.Option("--verify", help="Read the target back and compare all digests.", rich_help_panel=_OUTPUT),
+    ] = False,
+    fsync: Annotated[
+        bool, typer.Option("--fsync", help="Wait until the disk has it.", rich_help_panel=_OUTPUT)
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print what would be done.", rich_help_panel=_OUTPUT)
+    ] = False,
+    jobs: Annotated[
+        int | None,
+        typer.Option("--jobs", metavar="N", help="Threads; default: the cores there are.", rich_help_panel=_OUTPUT),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="Report as JSON on stdout.", rich_help_panel=_SHOW)] = False,
+    quiet: Annotated[bool, typer.Option("--quiet", help="Only errors.", rich_help_panel=_SHOW)] = False,
+    no_progress: Annotated[bool, typer.Option("--no-progress", help="No progress bar.", rich_help_panel=_SHOW)] = False,
+) -> int:
+    """Convert tensor files: npy, npz and safetensors, each into each; exact or refused."""
+    from convert.api import convert_file
+    from convert.policy import Policy
+
+    try:
+        if len(paths) < 2:
+            raise UsageError(
+                f"a source and a target are needed (found {printable(paths[0])} alone)",
+                hint=f"convert {printable(paths[0])} out.safetensors; convert ls {printable(paths[0])} looks inside",
+            )
+        with _progress(quiet or no_progress or dry_run) as progress:
+            report = convert_file(
+                paths[:-1],
+                paths[-1],
+                format=source_format,
+                to=to,
+                compress=True if compress == 0 else compress,
+                byteorder=byteorder,
+                order=order,
+                align=align,
+                include=include or (),
+                exclude=exclude or (),
+                rename=[_pair("--rename", text, "REGEX=REPLACEMENT") for text in rename or ()],
+                cast=[_parse_cast(text) for text in cast or ()],
+                cast_overflow=cast_overflow,
+                metadata=dict(_pair("--metadata", text, "KEY=VALUE") for text in metadata or ()),
+                policy=Policy.parse(policy or ()),
+                overwrite=overwrite,
+                verify=verify,
+                fsync=fsync,
+                dry_run=dry_run,
+                jobs=jobs,
+                progress=progress,
+            )
+    except ConvertError as err:
+        if json:
+            sys.stdout.write(_error_json(err) + "\n")
+        raise
+    if json:
+        sys.stdout.write(report.to_json() + "\n")
+    elif dry_run:
+        _print_plan(report)
+    if not quiet:
+        _summarise(report)
+    return 0
+
+
+run.__doc__ = (run.__doc__ or "") + "\n" + _EXAMPLES
+
+
+def _pair(option: str, text: str, form: str) -> tuple[str, str]:
+    left, equals, right = text.partition("=")
+    if not equals or not left:
+        raise UsageError(f"{option} takes {form} (found {text!r})")
+    return left, right
+
+
+def _parse_cast(text: str) -> Cast:
+    from convert.plan import Cast
+
+    left, target = _pair("--cast", text, "FROM=TO")
+    glob, colon, source = left.rpartition(":")
+    return Cast(glob if colon else "*", source, target)
+
+
+def _error_json(err: ConvertError) -> str:
+    import json
+
+    problems = [
+        {"kind": type(problem).__name__, "path": problem.path, "tensor": problem.tensor, "message": problem.message,
+         "hint": problem.hint}
+        for problem in err.problems
+    ]  # fmt: skip
+    return json.dumps({"error": {"exit_status": err.exit_code, "problems": problems}}, ensure_ascii=False)
+
+
+def _progress(off: bool) -> AbstractContextManager[Callback | None]:
+    if off or not sys.stderr.isatty():
+        return nullcontext(None)
+    return _Bar()
+
+
+class _Bar(AbstractContextManager["Callback | None"]):
+    """A progress bar that appears only when the work takes longer than about a second."""
+
+    def __init__(self) -> None:
+        from tqdm import tqdm
+
+        self._bar: tqdm[Any] = tqdm(
+            unit="B", unit_scale=True, unit_divisor=1024, delay=1.0, leave=False, dynamic_ncols=True, file=sys.stderr
+        )
+
+    def __enter__(self) -> Callback:
+        return self._show
+
+    def _show(self, done: int, total: int, name: str) -> None:
+        bar = self._bar
+        bar.total = total
+        bar.set_postfix_str(printable(name)[-30:], refresh=False)
+        bar.update(done - bar.n)
+
+    def __exit__(self, *_: object) -> None:
+        self._bar.close()
+
+
+def human(count: int) -> str:
+    """Bytes for people."""
+    if count < 1024:
+        return f"{count} B"
+    size = float(count)
+    for unit in ("KiB", "MiB", "GiB", "TiB"):
+        size /= 1024
+        if size < 1024 or unit == "TiB":
+            break
+    return f"{size:.1f} {unit}"
+
+
+_SHOWN = 20
+
+
+def _print_plan(report: Report) -> None:
+    changed = {change.name: f"  ({change.source_dtype}: {change.how})" for change in report.changes}
+    for tensor in report.tensors:
+        shape = "x".join(map(str, tensor.shape)) or "scalar"
+        line = f"{quoted(tensor.name)}  {tensor.dtype}  {shape}  {human(tensor.nbytes)}{changed.get(tensor.name, '')}"
+        sys.stdout.write(line + "\n")
+    for skip in report.skipped:
+        sys.stdout.write(f"{quoted(skip.name)}  left out ({skip.reason})\n")
+
+
+def _summarise(report: Report) -> None:
+    lines = []
+    for change in report.changes[:_SHOWN]:
+        name = (
+            quoted(change.source)
+            if change.source == change.name
+            else f"{quoted(change.source)} -> {quoted(change.name)}"
+        )
+        lines.append(f"note: {name}: {change.source_dtype} -> {change.dtype} ({change.how})")
+    if len(report.changes) > _SHOWN:
+        lines.append(f"note: {len(report.changes) - _SHOWN} more tensors changed; --json lists them all")
+    for skip in report.skipped[:_SHOWN]:
+        lines.append(f"note: {quoted(skip.name)}: left out ({skip.reason})")
+    if len(report.skipped) > _SHOWN:
+        lines.append(f"note: {len(report.skipped) - _SHOWN} more left out; --json lists them all")
+    lines += [f"note: {note}" for note in report.notes]
+    count, nbytes = len(report.tensors), sum(tensor.nbytes for tensor in report.tensors)
+    tensors = f"{count} tensor{'' if count == 1 else 's'}, {human(nbytes)}"
+    if report.dry_run:
+        lines.append(f"would write {printable(report.target)}: {tensors}")
+    else:
+        verified = ", verified" if report.verified else ""
+        lines.append(
+            f"{printable(report.target)}: {tensors} in {human(report.target_bytes)}, {report.seconds:.2f} s{verified}"
+        )
+    sys.stderr.write("\n".join(lines) + "\n")

@@ -1,0 +1,130 @@
+"""The program: `convert SOURCE... TARGET`, and its sub-commands."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from types import FrameType
+from typing import Annotated, Any
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from convert.errors import ConvertError
+from convert.version import __version__
+
+_MAIN = "SOURCE"
+"""Name of the hidden command that the main job is; never typed."""
+_GROUP_OPTIONS = ("--help", "-h", "--version", "--install-completion", "--show-completion")
+EXIT_BUG, EXIT_INTERRUPTED = 1, 130
+
+
+class _Group(TyperGroup):
+    """A first argument that is no sub-command is the main job."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        visible = [name for name in self.commands if name != _MAIN]
+        if args and args[0] not in visible and args[0] not in _GROUP_OPTIONS:
+            args = [_MAIN, *args]
+        return super().parse_args(ctx, args)
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        main = self.commands[_MAIN]
+        main.format_help(type(ctx)(main, info_name=ctx.info_name), formatter)
+        super().format_help(ctx, formatter)
+
+
+class _Main(TyperCommand):
+    """`--compress` takes a level if a number follows."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        given: list[str] = []
+        for index, arg in enumerate(args):
+            if arg == "--":
+                given += args[index:]
+                break
+            if arg == "--compress" and not (index + 1 < len(args) and args[index + 1].isdecimal()):
+                arg = "--compress=0"
+            given.append(arg)
+        ctx.info_name = ctx.info_name if ctx.info_name != _MAIN else ""
+        return super().parse_args(ctx, given)
+
+
+app = typer.Typer(
+    cls=_Group,
+    add_completion=True,
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["--help", "-h"]},
+    rich_markup_mode="rich",
+)
+
+
+def _version(value: bool) -> None:
+    if value:
+        sys.stdout.write(f"convert {__version__}\n")
+        raise typer.Exit
+
+
+@app.callback()
+def _root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version.")
+    ] = False,
+) -> None:
+    """Other commands: convert COMMAND --help tells more. A file named like a command is given as ./NAME."""
+
+
+def _install() -> None:
+    from convert.cli import job, listing
+
+    app.command(_MAIN, cls=_Main, hidden=True)(job.run)
+    app.command("ls")(listing.ls)
+    app.command("formats")(listing.show_formats)
+    app.command("policies")(listing.show_policies)
+
+
+def _terminated(_: int, __: FrameType | None) -> None:
+    raise KeyboardInterrupt
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Run the program and exit with its status; never returns.
+
+    Exit status: 0 done, 1 a bug (traceback), 2 usage, 3 bad or unreadable input, 4 refused by policy, 5 output failed,
+    130 interrupted.
+    """
+    sys.exit(run(sys.argv[1:] if argv is None else argv))
+
+
+def run(argv: list[str]) -> int:
+    """Run the program and return its exit status."""
+    _install()
+    if hasattr(signal, "SIGTERM") and os.name != "nt":
+        signal.signal(signal.SIGTERM, _terminated)  # what is half done is cleaned up as after Ctrl-C
+    try:
+        result = app(argv, prog_name="convert", standalone_mode=False)
+    except ConvertError as err:
+        return fail(err)
+    except (KeyboardInterrupt, typer.Abort):
+        sys.stderr.write("interrupted; nothing was written\n")
+        return EXIT_INTERRUPTED
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+    except typer.Exit as err:
+        return err.exit_code
+    except Exception as err:
+        show = getattr(err, "show", None)
+        if show is None:
+            raise
+        show()
+        return int(getattr(err, "exit_code", 2))
+    return result if isinstance(result, int) else 0
+
+
+def fail(err: ConvertError) -> int:
+    """Show a refusal and return its exit status."""
+    sys.stderr.write(f"{err}\n")
+    return err.exit_code

@@ -1,0 +1,242 @@
+"""Reading at offsets: from files, from memory, from a spool on disk.
+
+POSIX positioned I/O is used where there is one (`preadv`, `pwrite`: many threads, one descriptor); elsewhere a lock
+around seek and read does the same, more slowly.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import tempfile
+import threading
+from pathlib import Path
+from typing import TYPE_CHECKING, Self
+
+from convert.errors import CorruptError, InputError, OutputError
+
+if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
+BINARY = getattr(os, "OBINARY", 0) | getattr(os, "O_CLOEXEC", 0)
+_POSITIONED = hasattr(os, "preadv") and hasattr(os, "pwrite")
+
+
+class Positioned:
+    """An open descriptor that reads and writes at offsets, from any thread."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd = fd
+        self._lock = threading.Lock()
+
+    def read_some(self, offset: int, view: memoryview) -> int:
+        if _POSITIONED:
+            return os.preadv(self.fd, [view], offset)
+        with self._lock:
+            os.lseek(self.fd, offset, os.SEEK_SET)
+            data = os.read(self.fd, len(view))
+        view[: len(data)] = data
+        return len(data)
+
+    def write_all(self, offset: int, data: Buffer) -> None:
+        view = memoryview(data).cast("B")
+        while len(view):
+            if _POSITIONED:
+                done = os.pwrite(self.fd, view, offset)
+            else:
+                with self._lock:
+                    os.lseek(self.fd, offset, os.SEEK_SET)
+                    done = os.write(self.fd, view)
+            view = view[done:]
+            offset += done
+
+    def close(self) -> None:
+        fd, self.fd = self.fd, -1
+        if fd >= 0:
+            os.close(fd)
+
+
+class SourceFile:
+    """A regular file for reading at offsets; safe to use from several threads.
+
+    Attributes:
+        path: As the caller gave it.
+        size: Bytes when it was opened; finding fewer is an error.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = os.fspath(path)
+        self._io: Positioned | None = self._open()
+        self._opened = os.fstat(self._io.fd)
+        if not stat.S_ISREG(self._opened.st_mode):
+            self.close()
+            what = "a folder" if stat.S_ISDIR(self._opened.st_mode) else "not a regular file"
+            raise InputError(
+                f"is {what} (expected a regular file)",
+                path=path,
+                hint="save the stream to a file first, then convert it",
+            )
+        self.size = self._opened.st_size
+
+    def _open(self) -> Positioned:
+        try:
+            return Positioned(os.open(self.path, os.O_RDONLY | BINARY | getattr(os, "O_NONBLOCK", 0)))
+        except OSError as err:
+            raise unreadable(self.path, err) from err
+
+    def park(self) -> None:
+        """Give the descriptor back; from now on each read opens the file again. For folders of many files."""
+        self.close()
+
+    def readinto(self, offset: int, view: memoryview) -> None:
+        """Fill the view from `offset`; CorruptError if the file is shorter."""
+        io = self._io
+        if io is None:
+            io = self._open()
+            try:
+                self._check_same(os.fstat(io.fd))
+                self._fill(io, offset, view)
+            finally:
+                io.close()
+        else:
+            self._fill(io, offset, view)
+
+    def _fill(self, io: Positioned, offset: int, view: memoryview) -> None:
+        while len(view):
+            try:
+                done = io.read_some(offset, view)
+            except OSError as err:
+                raise unreadable(self.path, err) from err
+            if done == 0:
+                raise CorruptError(
+                    f"the file ends early (expected {len(view)} more bytes at byte {offset})",
+                    path=self.path,
+                    hint="is another program still writing it? run again when it is done",
+                )
+            view = view[done:]
+            offset += done
+
+    def read(self, offset: int, count: int) -> bytes:
+        """Exactly `count` bytes from `offset`."""
+        if self._io is not None and _POSITIONED:
+            try:
+                data = os.pread(self._io.fd, count, offset)
+            except OSError as err:
+                raise unreadable(self.path, err) from err
+            if len(data) == count:
+                return data
+        buffer = bytearray(count)
+        self.readinto(offset, memoryview(buffer))
+        return bytes(buffer)
+
+    def check_unchanged(self) -> None:
+        """InputError if the file was modified since it was opened."""
+        try:
+            self._check_same(os.stat(self.path) if self._io is None else os.fstat(self._io.fd))
+        except OSError as err:
+            raise unreadable(self.path, err) from err
+
+    def _check_same(self, now: os.stat_result) -> None:
+        then = self._opened
+        if (now.st_size, now.st_mtime_ns) != (then.st_size, then.st_mtime_ns):
+            raise InputError(
+                f"the file changed while it was read (expected {then.st_size} bytes, found {now.st_size})",
+                path=self.path,
+                hint="run again when no other program writes to it",
+            )
+
+    def is_same(self, path: str | os.PathLike[str]) -> bool:
+        """Whether `path` leads to this very file."""
+        try:
+            return os.path.samestat(os.stat(path), self._opened)
+        except OSError:
+            return False
+
+    def close(self) -> None:
+        io, self._io = self._io, None
+        if io is not None:
+            io.close()
+
+
+class MemoryFile:
+    """Bytes in memory behind the reading half of `SourceFile`."""
+
+    def __init__(self, data: Buffer, path: str = "memory") -> None:
+        self._view = memoryview(data).cast("B")
+        self.path = path
+        self.size = len(self._view)
+
+    def readinto(self, offset: int, view: memoryview) -> None:
+        view[:] = self._view[offset : offset + len(view)]
+
+    def read(self, offset: int, count: int) -> bytes:
+        return bytes(self._view[offset : offset + count])
+
+
+class Spool:
+    """A nameless temporary file for what must be put in another order before it is written."""
+
+    def __init__(self, folder: str | None) -> None:
+        try:
+            self._file = tempfile.TemporaryFile(dir=folder)
+        except OSError as err:
+            raise unwritable(folder or tempfile.gettempdir(), err) from err
+        self._io = Positioned(self._file.fileno())
+        self.path = f"temporary file in {folder or tempfile.gettempdir()}"
+        self.size = 0
+
+    def write_at(self, offset: int, data: Buffer) -> None:
+        try:
+            self._io.write_all(offset, data)
+        except OSError as err:
+            raise unwritable(self.path, err) from err
+
+    def readinto(self, offset: int, view: memoryview) -> None:
+        while len(view):
+            done = self._io.read_some(offset, view)
+            if done == 0:
+                raise OutputError("the temporary file is shorter than what was written", path=self.path)
+            view, offset = view[done:], offset + done
+
+    def read(self, offset: int, count: int) -> bytes:
+        data = bytearray(count)
+        self.readinto(offset, memoryview(data))
+        return bytes(data)
+
+    def close(self) -> None:
+        self._file.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+_READ_HINTS = {
+    errno.ENOENT: "check the spelling; a path with spaces needs quotes",
+    errno.EACCES: "check its permissions: ls -l shows them",
+    errno.EIO: "the disk reports a fault; copy the file from a backup",
+}
+
+
+def unreadable(path: str | os.PathLike[str], err: OSError) -> InputError:
+    return InputError(f"cannot be read: {err.strerror or err}", path=Path(path), hint=_READ_HINTS.get(err.errno or 0))
+
+
+_WRITE_HINTS = {
+    errno.ENOSPC: "free some space, or choose a target on another disk; nothing was left behind",
+    errno.EDQUOT: "your quota is used up; choose a target elsewhere",
+    errno.EACCES: "choose a folder you may write to",
+    errno.EROFS: "that file system is read-only; choose another target",
+    errno.ENOENT: "create the folder first: mkdir -p",
+    errno.ENAMETOOLONG: "choose a shorter name",
+    errno.EFBIG: "that file system, or a limit on this process, allows no file this large",
+}
+
+
+def unwritable(path: str | os.PathLike[str], err: OSError) -> OutputError:
+    return OutputError(
+        f"cannot be written: {err.strerror or err}", path=os.fspath(path), hint=_WRITE_HINTS.get(err.errno or 0)
+    )

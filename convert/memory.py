@@ -1,0 +1,141 @@
+"""What a format cannot say natively, written where other readers ignore it, so that the way back is exact.
+
+An `Origin` (type, shape and encoding before a tensor was encoded) and the free-text metadata of a file are kept as
+small JSON objects under the key `tensor-convert`: in the comments of an npz archive and its members, and in
+`__metadata__` of a safetensors file. A note that does not fit its tensor, or is not ours, is left alone.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import zlib
+from math import prod
+from typing import Any
+
+from convert.dtypes import by_name
+from convert.errors import PolicyError
+from convert.tensor import Checkpoint, Origin, Tensor
+
+KEY = "tensor-convert"
+COMMENT_BYTES = 0xFFFF
+_LARGEST_METADATA_BYTES = 100_000_000
+ENCODINGS = ("bytes", "unpack", "float32", "text")
+
+
+def dump_origin(origin: Origin) -> bytes:
+    """The comment of an archive member."""
+    return _json({KEY: _origin_object(origin)})
+
+
+def load_origin(comment: bytes, tensor: Tensor) -> Origin | None:
+    """The origin a member's comment tells of, or None if there is none that fits the tensor."""
+    found = _object(comment)
+    return None if found is None else _origin(found.get(KEY), tensor)
+
+
+def dump_metadata(metadata: dict[str, str], path: str) -> bytes:
+    """The comment of an archive; compressed when it would be too long otherwise."""
+    if not metadata:
+        return b""
+    plain = _json({KEY: {"metadata": metadata}})
+    if len(plain) <= COMMENT_BYTES:
+        return plain
+    packed = base64.b85encode(zlib.compress(_json(metadata), 9)).decode()
+    text = _json({KEY: {"packed_metadata": packed}})
+    if len(text) > COMMENT_BYTES:
+        raise PolicyError(
+            f"the metadata does not fit into an npz (expected at most {COMMENT_BYTES} bytes packed, found {len(text)})",
+            path=path,
+            hint="--policy metadata=skip leaves it out",
+        )
+    return text
+
+
+def load_metadata(comment: bytes) -> dict[str, str] | None:
+    """The metadata in an archive's comment, or None if the comment is not ours."""
+    found = (_object(comment) or {}).get(KEY)
+    if not isinstance(found, dict):
+        return None
+    metadata = found.get("metadata")
+    packed = found.get("packed_metadata")
+    if isinstance(packed, str):
+        try:
+            inflate = zlib.decompressobj()
+            metadata = _object(inflate.decompress(base64.b85decode(packed), _LARGEST_METADATA_BYTES))
+        except (ValueError, zlib.error):
+            return None
+    if isinstance(metadata, dict) and all(isinstance(value, str) for value in metadata.values()):
+        return metadata
+    return None
+
+
+def dump_origins(origins: dict[str, Origin]) -> str:
+    """The value of our key in `__metadata__`: origins by tensor name."""
+    return _json({name: _origin_object(origins[name]) for name in sorted(origins)}).decode()
+
+
+def take_origins(checkpoint: Checkpoint) -> None:
+    """Move the origins in a checkpoint's metadata to its tensors; what fits none stays metadata."""
+    text = checkpoint.metadata.get(KEY)
+    found = None if text is None else _object(text.encode("utf-8", "surrogatepass"))
+    if found is None:
+        return
+    by_tensor = {tensor.name: tensor for tensor in checkpoint.tensors}
+    known = len(checkpoint.tensors)
+    for name, value in found.items():
+        tensor = by_tensor.get(name)
+        if tensor is not None:
+            tensor.origin = _origin(value, tensor)
+        elif name in checkpoint.metadata and isinstance(value, dict) and value.get("encoding") == "text":
+            _take_text(checkpoint, name, value)
+    if len(checkpoint.tensors) > known or any(tensor.origin is not None for tensor in checkpoint.tensors):
+        del checkpoint.metadata[KEY]
+
+
+def _take_text(checkpoint: Checkpoint, name: str, value: dict[str, Any]) -> None:
+    from convert.encodings import text_tensor
+
+    dtype = by_name(str(value.get("dtype")))
+    tensor = None if dtype is None else text_tensor(name, dtype, checkpoint.metadata[name], checkpoint.path)
+    if tensor is not None:
+        del checkpoint.metadata[name]
+        checkpoint.tensors.append(tensor)
+
+
+def _origin_object(origin: Origin) -> dict[str, object]:
+    return {"dtype": origin.dtype, "encoding": origin.encoding, "shape": list(origin.shape)}
+
+
+def _origin(value: object, tensor: Tensor) -> Origin | None:
+    if not isinstance(value, dict):
+        return None
+    dtype, shape, encoding = by_name(str(value.get("dtype"))), value.get("shape"), value.get("encoding")
+    if dtype is None or encoding not in ENCODINGS or not isinstance(shape, list):
+        return None
+    if not all(type(size) is int and 0 <= size < 1 << 63 for size in shape):
+        return None
+    origin = Origin(dtype.name, tuple(shape), encoding)
+    count = prod(shape)
+    if encoding == "bytes":
+        fits = dtype.nbytes(count) == tensor.nbytes and tensor.dtype.kind in ("plain", "V1", "V2")
+    elif encoding == "unpack":
+        fits = dtype.kind == "subbyte" and tensor.dtype.name == "uint8" and count == tensor.count
+    else:
+        fits = dtype.kind in ("bfloat16", "float8", "subbyte") and tensor.dtype.name == "float32"
+        fits = fits and count == tensor.count and encoding == "float32"
+    return origin if fits else None
+
+
+def _json(value: object) -> bytes:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
+
+
+def _object(data: bytes) -> dict[str, Any] | None:
+    if not data.startswith(b"{"):
+        return None
+    try:
+        found = json.loads(data)
+    except (ValueError, RecursionError):
+        return None
+    return found if isinstance(found, dict) else None

@@ -1,0 +1,179 @@
+"""Threads that share pieces of work, stop together, and report all bad input together."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Callable, Iterator
+from typing import TypeVar, cast
+
+from convert.errors import ConvertError, InputError, PolicyError, gather
+
+MAX_JOBS = 32
+"""More threads than this only add memory: each holds its buffers."""
+BUFFER_BYTES = 256 << 10
+"""What each thread holds for its reads; docs/decisions/0002 has the figures behind the size."""
+
+_Item = TypeVar("_Item")
+_Done = TypeVar("_Done")
+
+
+def default_jobs() -> int:
+    """Cores this process may use: its affinity and its cgroup's quota respected."""
+    try:
+        cores = len(os.sched_getaffinity(0))
+    except AttributeError:  # no affinity on this system
+        cores = os.cpu_count() or 1
+    return max(1, min(cores, _quota_cores(cores), MAX_JOBS))
+
+
+def _quota_cores(cores: int) -> int:
+    try:
+        with open("/sys/fs/cgroup/cpu.max") as file:
+            quota, period = file.read().split()[:2]
+        return cores if quota == "max" else -(-int(quota) // int(period))
+    except (OSError, ValueError, ZeroDivisionError):
+        return cores
+
+
+Work = Callable[[memoryview], None]
+"""A piece of work; it gets a buffer of BUFFER_BYTES that is its own while it runs."""
+
+
+def run(work: Iterator[Work], jobs: int) -> None:
+    """Do all pieces, `jobs` at a time. Bad input does not stop the others, so that all of it is reported."""
+    crew = _Crew(work)
+    first = next(work, None)
+    second = next(work, None) if first is not None else None
+    if first is None:
+        return
+    waiting = [piece for piece in (second, first) if piece is not None]
+    crew.waiting = waiting
+    crew.call(crew.loop, 1 if second is None else jobs)
+
+
+class _Team:
+    """Threads that stop together at the first failure or interrupt, which is then raised in the caller."""
+
+    def __init__(self) -> None:
+        self._stop = threading.Event()
+        self.lock = threading.Lock()
+        self.failure: BaseException | None = None
+
+    def _guarded(self, loop: Callable[[], None]) -> None:
+        try:
+            loop()
+        except BaseException as err:
+            self.fail(err)
+
+    def fail(self, err: BaseException) -> None:
+        with self.lock:
+            self.failure = self.failure or err
+            self._stop.set()
+
+    def call(self, loop: Callable[[], None], jobs: int) -> None:
+        if jobs <= 1:
+            loop()
+            return
+        threads = [threading.Thread(target=self._guarded, args=(loop,), daemon=True) for _ in range(jobs)]
+        try:
+            for thread in threads:
+                thread.start()
+            for thread in threads:
+                while thread.is_alive():
+                    thread.join(1.0)  # a join without end could not be interrupted on Windows
+        except BaseException as err:  # Ctrl-C reaches the main thread only
+            self.fail(err)
+            for thread in threads:
+                if thread.ident is not None:
+                    thread.join()
+            raise
+        if self.failure is not None:
+            raise self.failure
+
+
+class _Crew(_Team):
+    def __init__(self, work: Iterator[Work]) -> None:
+        super().__init__()
+        self._work = work
+        self._feed = threading.Lock()
+        self.waiting: list[Work] = []
+        self._problems: list[ConvertError] = []
+        self._seen: set[tuple[str | None, str | None]] = set()
+
+    def _next(self) -> Work | None:
+        with self._feed:
+            return self.waiting.pop() if self.waiting else next(self._work, None)
+
+    def call(self, loop: Callable[[], None], jobs: int) -> None:
+        super().call(loop, jobs)
+        if self._problems:
+            raise gather(self._problems)
+
+    def loop(self) -> None:
+        buffer = memoryview(bytearray(BUFFER_BYTES))
+        while not self._stop.is_set():
+            piece = self._next()
+            if piece is None:
+                return
+            try:
+                piece(buffer)
+            except (InputError, PolicyError) as err:
+                with self.lock:
+                    # One problem per tensor: its other pieces mostly repeat the first.
+                    for problem in err.problems:
+                        where = (problem.path, problem.tensor)
+                        if where not in self._seen:
+                            self._seen.add(where)
+                            self._problems.append(problem)
+
+
+def in_order(items: Iterator[_Item], work: Callable[[_Item], _Done], sink: Callable[[_Done], None], jobs: int) -> None:
+    """`sink(work(item))` for each item in order, with the work itself done by `jobs` threads.
+
+    At most one item per thread is in flight, so memory does not grow with the number of items. An item must stay
+    valid while the next ones are drawn.
+    """
+    if jobs <= 1:
+        for item in items:
+            sink(work(item))
+        return
+    _Line(items, work, sink).run(jobs)
+
+
+class _Line(_Team):
+    def __init__(self, items: Iterator[_Item], work: Callable[[_Item], _Done], sink: Callable[[_Done], None]) -> None:
+        super().__init__()
+        self._items = items
+        self._work: Callable[[object], object] = cast("Callable[[object], object]", work)
+        self._sink: Callable[[object], None] = cast("Callable[[object], None]", sink)
+        self._feed = threading.Lock()
+        self._turn = threading.Condition()
+        self._drawn = self._sunk = 0
+
+    def run(self, jobs: int) -> None:
+        self.call(self._loop, jobs)
+
+    def fail(self, err: BaseException) -> None:
+        super().fail(err)
+        with self._turn:
+            self._turn.notify_all()
+
+    def _loop(self) -> None:
+        end = object()
+        while not self._stop.is_set():
+            with self._feed:
+                item: object = next(self._items, end)
+                number = self._drawn
+                self._drawn += 1
+            if item is end:
+                return
+            done = self._work(item)
+            with self._turn:
+                while self._sunk != number and not self._stop.is_set():
+                    self._turn.wait()
+                if self._stop.is_set():
+                    return
+                self._sink(done)
+                self._sunk += 1
+                self._turn.notify_all()

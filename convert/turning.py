@@ -1,0 +1,193 @@
+"""Fortran order to C order on the way from source to target, within the memory bound.
+
+What can be read at any offset is turned tile by tile, by several threads. What comes only in order (a deflated
+member) first goes to a spool, a nameless temporary file beside the target; so does what must leave in order and whose
+rows are too far apart in the source.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import threading
+from collections.abc import Callable, Iterator
+from functools import partial
+from typing import cast
+
+from convert.codec import crc32
+from convert.files import Spool
+from convert.steps import aligned, pipe_of
+from convert.tensor import Extent, Tensor
+from convert.threads import Work
+from convert.transfer import Slot, check_crc, stored_chunks
+from convert.transpose import TILE_BYTES, Tile, Turner, slabs, tiles, write_tile
+
+_TILES_BYTES = 40 << 20
+"""What the tiles of all threads together may hold; with numpy and the rest of the process it stays below 128 MiB."""
+
+_own = threading.local()
+
+
+def _turner() -> Turner:
+    """The buffers of this thread."""
+    turner: Turner | None = getattr(_own, "turner", None)
+    if turner is None:
+        turner = _own.turner = Turner()
+    return turner
+
+
+def turned_chunks(tensor: Tensor, chunk_bytes: int) -> Iterator[memoryview]:
+    """The tensor's bytes in the order asked for, first to last; see `Tensor.chunks`."""
+    pipe = pipe_of(tensor)
+    chunk_bytes = aligned(chunk_bytes, pipe.unit_in)
+    item_bytes = tensor.stored.item_bytes
+    with contextlib.ExitStack() as spools:
+        data = _extent(tensor, None, spools)
+        _verify(data)
+        read = _reader(data)
+        rows = slabs(tensor.stored_shape, item_bytes)
+        if rows is None:
+            turned = spools.enter_context(Spool(None))
+            for tile in tiles(tensor.stored_shape, item_bytes):
+                for strip, view in _turner().strips(read, tensor.stored_shape, item_bytes, tile):
+                    write_tile(turned.write_at, tensor.stored_shape, item_bytes, strip, view)
+            views: Iterator[memoryview] = (
+                memoryview(chunk) for chunk in stored_chunks(Extent(turned, 0, data.nbytes), chunk_bytes)
+            )
+        else:
+            views = (view for tile in rows for _, view in Turner().strips(read, tensor.stored_shape, item_bytes, tile))
+        offset = 0
+        for view in views:
+            for begin in range(0, len(view), chunk_bytes):
+                part = view[begin : begin + chunk_bytes]
+                yield memoryview(pipe.apply(part, offset)).cast("B")
+                offset += len(part)
+
+
+def turn_work(
+    slot: Slot, finish: Callable[[Slot], None], count: Callable[[int, str], None], jobs: int
+) -> Iterator[Work]:
+    """The pieces of work that put one tensor, turned, into its slot."""
+    tensor = slot.tensor
+    job = _Turning(slot, finish, count)
+    if not isinstance(tensor.data, Extent):
+        yield job.whole
+        return
+    boxes = partial(tiles, tensor.stored_shape, tensor.stored.item_bytes, min(TILE_BYTES, _TILES_BYTES // jobs))
+    job.left = sum(1 for _ in boxes()) + 1
+    yield job.checksum
+    for tile in boxes():
+        yield partial(job.tile, tile)
+
+
+class _Turning:
+    """One tensor being turned into its slot by several threads."""
+
+    def __init__(self, slot: Slot, finish: Callable[[Slot], None], count: Callable[[int, str], None]) -> None:
+        self._slot = slot
+        self._finish = finish
+        self._count = count
+        self._pipe = pipe_of(slot.tensor)
+        self._lock = threading.Lock()
+        self.left = 0
+
+    def tile(self, tile: Tile, _: memoryview) -> None:
+        self._put(tile, cast(Extent, self._slot.tensor.data))
+        self._done()
+
+    def checksum(self, _: memoryview) -> None:
+        """Tiles are read out of order; the source's checksum has a pass of its own."""
+        tensor = self._slot.tensor
+        try:
+            _verify(cast(Extent, tensor.data))
+        except Exception as err:
+            _name(err, tensor)
+            raise
+        self._done()
+
+    def whole(self, _: memoryview) -> None:
+        """A tensor that comes only in order: through a spool beside the target."""
+        tensor = self._slot.tensor
+        with contextlib.ExitStack() as spools:
+            data = _extent(tensor, os.path.dirname(os.path.abspath(self._slot.out.path)), spools)
+            for tile in tiles(tensor.stored_shape, tensor.stored.item_bytes):
+                self._put(tile, data)
+        self.left = 1
+        self._done()
+
+    def _put(self, tile: Tile, data: Extent) -> None:
+        slot, tensor, pipe = self._slot, self._slot.tensor, self._pipe
+        item_bytes = tensor.stored.item_bytes
+        out_bytes = pipe.out(item_bytes) if pipe.steps else item_bytes
+        begin = slot.offset
+
+        def write(offset: int, view: memoryview) -> None:
+            slot.out.write_at(begin + offset, view)
+
+        try:
+            for strip, view in _turner().strips(_reader(data), tensor.stored_shape, item_bytes, tile):
+                content = memoryview(pipe.apply(view, 0)).cast("B")
+                write_tile(write, tensor.stored_shape, out_bytes, strip, content)
+                self._count(len(content), tensor.name)
+        except Exception as err:
+            _name(err, tensor)
+            raise
+
+    def _done(self) -> None:
+        with self._lock:
+            self.left -= 1
+            if self.left:
+                return
+        slot = self._slot
+        if slot.seed is not None:
+            # Written out of order, so the target's checksum is taken from what was written.
+            buffer = memoryview(bytearray(1 << 20))
+            crc, nbytes = slot.seed, slot.tensor.nbytes
+            for offset in range(0, nbytes, len(buffer)):
+                part = buffer[: min(len(buffer), nbytes - offset)]
+                slot.out.readinto(slot.offset + offset, part)
+                crc = crc32(part, crc)
+            slot.crc = crc
+        self._finish(slot)
+
+
+def _name(err: Exception, tensor: Tensor) -> None:
+    from convert.errors import InputError, PolicyError
+
+    if isinstance(err, (InputError, PolicyError)):
+        err.at(tensor.path, tensor.name)
+
+
+def _reader(data: Extent) -> Callable[[int, memoryview], None]:
+    begin, readinto = data.offset, data.file.readinto
+
+    def read(offset: int, view: memoryview) -> None:
+        readinto(begin + offset, view)
+
+    return read
+
+
+def _verify(data: Extent) -> None:
+    if data.crc is None:
+        return
+    crc = data.seed
+    for chunk in stored_chunks(Extent(data.file, data.offset, data.nbytes), 1 << 20):
+        crc = crc32(chunk, crc)
+    check_crc(data, crc)
+
+
+def _extent(tensor: Tensor, folder: str | None, spools: contextlib.ExitStack) -> Extent:
+    """The stored bytes at any offset; a compressed member goes to a spool first."""
+    data = tensor.data
+    if isinstance(data, Extent):
+        return data
+    spool = spools.enter_context(Spool(folder))
+    offset = 0
+    try:
+        for chunk in stored_chunks(data, 1 << 20):
+            spool.write_at(offset, chunk)
+            offset += memoryview(chunk).nbytes
+    except Exception as err:
+        _name(err, tensor)
+        raise
+    return Extent(spool, 0, offset)

@@ -1,0 +1,205 @@
+"""NumPy's archive of arrays: a ZIP file whose members are .npy files named after their keys.
+
+    local header, name, extra, npy file    one for each member
+    central directory                      the members again, with sizes, checksums and places
+    end record                             preceded by its zip64 form in large archives
+
+The archive is read here with structs, not with a zipfile object per member: a hundred thousand small arrays are
+common, and every rule can be checked. What other readers could read otherwise (two end records, names or sizes that
+differ between the two headers, members that overlap) is refused. The directory of a member that is no array is kept
+as a blob.
+
+Sources: PKWARE APPNOTE.TXT 6.3.10, sections 4.3 to 4.5; numpy 2.4 `numpy.lib.npyio`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from functools import partial
+
+from convert import dtypes
+from convert.codec import crc32
+from convert.errors import ConvertError, CorruptError, UnsupportedError, quoted
+from convert.files import SourceFile
+from convert.limits import DEFAULT, Limits
+from convert.memory import load_metadata, load_origin
+from convert.tensor import Checkpoint, Extent, Tensor
+from readers import npy
+from readers.inflate import METHODS, Compressed, Method, method_name
+from readers.zipdir import Entry, read_directory
+
+_LOCAL_BYTES = 30
+_LOCAL_SIGNATURE = b"PK\x03\x04"
+
+
+def open(path: str | os.PathLike[str], limits: Limits = DEFAULT) -> Checkpoint:
+    """The arrays of an archive, in the order of its directory; headers are read, data is not.
+
+    A member that cannot be read becomes a tensor whose `problem` says why, so that all problems are known together
+    and the others can still be had.
+
+    Raises:
+        CorruptError: The archive as a whole breaks a rule.
+        UnsupportedError: A split or encrypted archive, or one of another program.
+    """
+    file = SourceFile(path)
+    try:
+        directory = read_directory(file, limits)
+        tensors, notes = _members(file, directory.entries, directory.begin, limits)
+    except ConvertError as err:
+        file.close()
+        err.at(path)
+        raise
+    metadata = load_metadata(directory.comment)
+    if metadata is None and directory.comment:
+        notes.append(f"the archive's comment ({len(directory.comment)} bytes) is not carried over")
+    return Checkpoint(os.fspath(path), "npz", tensors, metadata or {}, notes, [file])
+
+
+def _members(
+    file: SourceFile, entries: list[Entry], directory_begin: int, limits: Limits
+) -> tuple[list[Tensor], list[str]]:
+    tensors: list[Tensor] = []
+    ends: list[tuple[int, int, str]] = []
+    taken: dict[str, str] = {}
+    for entry in entries:
+        if entry.name.endswith("/") and entry.size == 0:
+            continue  # a folder
+        name = entry.name
+        try:
+            begin, start = _local_header(file, entry)
+            ends.append((entry.offset, begin + entry.packed_size, name))
+            if begin + entry.packed_size > directory_begin:
+                raise CorruptError(
+                    f"member {quoted(name)} reaches into the directory (expected to end by byte {directory_begin}, "
+                    f"found {begin + entry.packed_size})"
+                )
+            tensor = _tensor(file, entry, begin, start, limits)
+        except ConvertError as err:
+            tensor = Tensor(name.removesuffix(".npy"), dtypes.BROKEN, (), Extent(file, 0, 0))
+            tensor.problem = err.at(file.path, name)
+        if tensor.name in taken:
+            raise CorruptError(
+                f"two members give the name {quoted(tensor.name)} (found {quoted(taken[tensor.name])} and "
+                f"{quoted(name)})",
+                hint="unpack the archive, rename one and pack it again",
+            )
+        taken[tensor.name] = name
+        tensors.append(tensor)
+    _check_overlaps(ends)
+    blobs = [tensor for tensor in tensors if tensor.dtype is dtypes.BLOB]
+    if blobs and len(blobs) == len(tensors):
+        _no_arrays(blobs)
+    return tensors, []
+
+
+def _check_overlaps(ends: list[tuple[int, int, str]]) -> None:
+    """Members that share bytes are how small archives inflate to terabytes."""
+    ends.sort()
+    reached, before = 0, ""
+    for begin, end, name in ends:
+        if begin < reached:
+            raise CorruptError(
+                f"members overlap: {quoted(name)} begins at byte {begin}, before {quoted(before)} ends at {reached}"
+            )
+        reached, before = end, name
+
+
+def _no_arrays(blobs: list[Tensor]) -> None:
+    if any(tensor.name.rpartition("/")[2] == "data.pkl" for tensor in blobs):
+        raise UnsupportedError(
+            "a PyTorch checkpoint, not an npz; it contains a pickle",
+            hint="load it in PyTorch with weights_only=True and save the state dict with safetensors.torch.save_file",
+        )
+    raise UnsupportedError(
+        f"a zip archive without arrays (found {len(blobs)} other members, {quoted(blobs[0].name)} for one)",
+        hint="if it holds data files, unpack it and convert those",
+    )
+
+
+def _local_header(file: SourceFile, entry: Entry) -> tuple[int, bytes]:
+    """Where the member's bytes begin, and the first of them that came along; checked against the directory."""
+    room = _LOCAL_BYTES + len(entry.raw_name) + 20 + npy.PROBE_BYTES
+    start = file.read(entry.offset, min(room, file.size - entry.offset)) if entry.offset < file.size else b""
+    if len(start) < _LOCAL_BYTES or start[:4] != _LOCAL_SIGNATURE:
+        raise CorruptError(f"no member header (expected {_LOCAL_SIGNATURE!r} at byte {entry.offset})")
+    name_bytes = int.from_bytes(start[26:28], "little")
+    begin = _LOCAL_BYTES + name_bytes + int.from_bytes(start[28:30], "little")
+    name = start[_LOCAL_BYTES : _LOCAL_BYTES + name_bytes]
+    if name != entry.raw_name:
+        raise CorruptError(f"local and central names differ (expected {entry.raw_name!r}, found {name[:200]!r})")
+    flags = int.from_bytes(start[6:8], "little")
+    if (flags | entry.flags) & 0x2041:
+        raise UnsupportedError("the member is encrypted", hint="unpack it with its password and pack it again without")
+    if (flags | entry.flags) & 0x20:
+        raise UnsupportedError("the member is stored as a patch to another file")
+    method = int.from_bytes(start[8:10], "little")
+    if method != entry.method:
+        raise CorruptError(f"local and central compression methods differ (expected {entry.method}, found {method})")
+    _check_local_sizes(start, entry, flags)
+    if entry.is_symlink:
+        raise UnsupportedError("the member is a symlink entry, not an array", hint="pack the file it points to")
+    return entry.offset + begin, start[begin:]
+
+
+def _check_local_sizes(start: bytes, entry: Entry, flags: int) -> None:
+    """Sizes and checksum in the local header are those of the directory, or left out (zero) by streaming writers."""
+    if flags & 8:
+        return
+    found = tuple(int.from_bytes(start[at : at + 4], "little") for at in (14, 18, 22))
+    if found == (0, 0, 0):
+        return
+    for what, local, central in zip(
+        ("checksums", "compressed sizes", "sizes"), found, (entry.crc, entry.packed_size, entry.size), strict=True
+    ):
+        if local not in (central, 0xFFFFFFFF):
+            raise CorruptError(f"local and central {what} differ (expected {central}, found {local})")
+
+
+def _tensor(file: SourceFile, entry: Entry, begin: int, start: bytes, limits: Limits) -> Tensor:
+    """The array, or the blob, that a member is."""
+    method = METHODS.get(entry.method)
+    read: Callable[[int], bytes]
+    if entry.method == 0:
+        if entry.packed_size != entry.size:
+            raise CorruptError(f"a stored member with two sizes (expected {entry.size}, found {entry.packed_size})")
+        read = partial(_stored_start, file, begin, entry.size, start)
+    elif method is not None:
+        read = Compressed(file, begin, entry, method, 0).start
+    else:
+        raise UnsupportedError(
+            f"unsupported compression method {entry.method} ({method_name(entry.method)}; expected stored, deflate, "
+            "bzip2 or lzma)",
+            hint="unpack the archive and pack it again with a common zip program",
+        )
+    first = read(6)
+    if first != npy.MAGIC:
+        return _blob(file, entry, begin, method, first)
+    head_bytes, header = npy.read_header(read, entry.size, limits)
+    npy.check_size(header, entry.size - head_bytes)
+    if method is not None:
+        data: Extent | Compressed = Compressed(file, begin, entry, method, head_bytes)
+    else:
+        seed = crc32(start[:head_bytes] if head_bytes <= len(start) else read(head_bytes))
+        data = Extent(file, begin + head_bytes, entry.size - head_bytes, entry.crc, seed)
+    tensor = npy.make_tensor(entry.name.removesuffix(".npy"), header, data, limits)
+    if entry.comment:
+        tensor.origin = load_origin(entry.comment, tensor)
+    return tensor
+
+
+def _stored_start(file: SourceFile, begin: int, size: int, start: bytes, count: int) -> bytes:
+    count = min(count, size)
+    return start[:count] if count <= len(start) else file.read(begin, count)
+
+
+def _blob(file: SourceFile, entry: Entry, begin: int, method: Method | None, first: bytes) -> Tensor:
+    base = entry.name.rpartition("/")[2]
+    if base.endswith(".npy") and not base.startswith("._") and not entry.name.startswith("__MACOSX/"):
+        if entry.size == 0:
+            raise CorruptError("the member is empty (expected an npy file)")
+        raise CorruptError(f"no npy file (expected {npy.MAGIC!r} at byte 0, found {first!r})")
+    if method is None:
+        return Tensor(entry.name, dtypes.BLOB, (entry.size,), Extent(file, begin, entry.size, entry.crc))
+    return Tensor(entry.name, dtypes.BLOB, (entry.size,), Compressed(file, begin, entry, method, 0))

@@ -1,0 +1,238 @@
+"""Hugging Face's safetensors.
+
+    N (u64, little-endian) | header: N bytes of UTF-8 JSON, starts with '{', may end in spaces | data
+    header: {"name": {"dtype": code, "shape": [...], "data_offsets": [begin, end]}, "__metadata__": {text: text}}
+
+Every rule of the README is checked: header at most 100 MB, no key twice, ranges that cover the data exactly once, in
+whole, without overlap, each as long as shape and type say. The reference library is laxer in two points, which are
+refused here: equal ranges under a key given twice, and space before the '{'. Unknown fields of an entry are ignored,
+`"__metadata__": null` (MLX) is none, and data may begin at any byte.
+
+Source: README and safetensors/src/tensor.rs of the safetensors repository, version 0.8.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterable
+from typing import Any, NoReturn
+
+from convert.dtypes import BY_CODE
+from convert.errors import ConvertError, CorruptError, LimitError, UnsupportedError, quoted
+from convert.files import SourceFile
+from convert.limits import DEFAULT, Limits
+from convert.memory import take_origins
+from convert.tensor import Checkpoint, Extent, Tensor
+
+_LENGTH_BYTES = 8
+_LARGEST_SIZE = (1 << 64) - 1
+_AGAIN = "download or copy the file again"
+
+
+def open(path: str | os.PathLike[str], limits: Limits = DEFAULT) -> Checkpoint:
+    """The tensors of a file in the order of their bytes; only the header is read.
+
+    Raises:
+        CorruptError: A rule of the format is broken.
+        UnsupportedError: A dtype the format does not know.
+        LimitError: A header longer than `limits.json_bytes`.
+    """
+    file = SourceFile(path)
+    try:
+        header, begin = _header(file, limits)
+        metadata = _metadata(header.pop("__metadata__", None))
+        checkpoint = Checkpoint(os.fspath(path), "safetensors", _tensors(header, file, begin), metadata, [], [file])
+        take_origins(checkpoint)
+    except ConvertError as err:
+        file.close()
+        err.at(path)
+        raise
+    return checkpoint
+
+
+def _header(file: SourceFile, limits: Limits) -> tuple[dict[str, Any], int]:
+    """The JSON object and where the data begins."""
+    if file.size < _LENGTH_BYTES:
+        what = "the file is empty" if file.size == 0 else "the file is cut short"
+        raise CorruptError(f"{what} (expected at least {_LENGTH_BYTES} bytes, found {file.size})", hint=_AGAIN)
+    count = int.from_bytes(file.read(0, _LENGTH_BYTES), "little")
+    if count == 0:
+        raise CorruptError("empty header (expected a JSON object, found length 0 at byte 0)")
+    if count > limits.json_bytes:
+        raise LimitError(
+            f"the header length is over the limit (expected at most {limits.json_bytes} bytes, found {count})",
+            hint="is this a safetensors file at all? its first 8 bytes give the length of the header",
+        )
+    if count > file.size - _LENGTH_BYTES:
+        raise CorruptError(
+            f"the header length exceeds the file (expected at most {file.size - _LENGTH_BYTES} bytes, found {count})",
+            hint=_AGAIN,
+        )
+    data = file.read(_LENGTH_BYTES, count)
+    try:
+        text = data.decode("utf-8")
+    except UnicodeDecodeError as err:
+        raise CorruptError(
+            f"the header is not UTF-8 (found {data[err.start]:#04x} at byte {_LENGTH_BYTES + err.start})"
+        ) from err
+    if text[0] != "{":
+        raise CorruptError(f"the header is not a JSON object (expected '{{' at byte 8, found {text[0]!r})")
+    return _parse(text), _LENGTH_BYTES + count
+
+
+def _parse(text: str) -> dict[str, Any]:
+    try:
+        return json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)  # type: ignore[no-any-return]
+    except CorruptError:
+        raise
+    except (ValueError, RecursionError) as err:
+        what = "it nests too deeply" if isinstance(err, RecursionError) else str(err)
+        raise CorruptError(f"invalid JSON in the header: {what}") from err
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) != len(pairs):
+        seen: set[str] = set()
+        for key, _ in pairs:
+            if key in seen:
+                raise CorruptError(f"duplicate key {quoted(key)} in the header")
+            seen.add(key)
+    return found
+
+
+def _no_constant(name: str) -> NoReturn:
+    raise CorruptError(f"invalid JSON in the header: {name}")
+
+
+def _metadata(value: object) -> dict[str, str]:
+    if value is None:
+        return {}
+    if not isinstance(value, dict):
+        raise CorruptError(f"__metadata__ is reserved for an object of strings (found {_kind(value)})")
+    for key, text in value.items():
+        if not isinstance(text, str):
+            hint = None
+            if key in ("dtype", "shape", "data_offsets"):
+                hint = "a tensor was saved under the reserved name; save it again under another"
+            raise CorruptError(
+                f"__metadata__ is reserved for an object of strings (found {_kind(text)} for {quoted(key)})", hint=hint
+            )
+    _check_unicode([*value, *value.values()])
+    return value
+
+
+def _check_unicode(texts: Iterable[str]) -> None:
+    try:
+        "".join(texts).encode("utf-8")
+    except UnicodeEncodeError:
+        raise CorruptError("the header holds text that is not valid Unicode (a lone surrogate)") from None
+
+
+def _tensors(header: dict[str, Any], file: SourceFile, data_begin: int) -> list[Tensor]:
+    """All tensors, sorted by place; proves that their ranges cover the data exactly once."""
+    try:
+        "".join(header).encode("utf-8")
+    except UnicodeEncodeError:
+        for name in header:
+            if any("\ud800" <= character <= "\udfff" for character in name):
+                raise CorruptError(f"the name {quoted(name)} is not valid Unicode (a lone surrogate)") from None
+    problems: list[ConvertError] = []
+    placed: list[tuple[int, int, Tensor]] = []
+    for name, entry in header.items():
+        try:
+            placed.append(_tensor(name, entry, file, data_begin))
+        except ConvertError as err:
+            problems.append(err.at(file.path, name))
+    if problems:
+        from convert.errors import gather
+
+        raise gather(problems)
+    placed.sort(key=lambda item: item[:2])
+    reached = 0
+    for begin, end, tensor in placed:
+        if begin < reached:
+            raise CorruptError(
+                f"overlapping ranges (expected to begin at byte {reached} of the data, found {begin}); each byte has "
+                "one owner",
+                tensor=tensor.name,
+                hint="tied tensors need one entry each with bytes of their own; save the file again",
+            )
+        if begin > reached:
+            raise CorruptError(f"a hole in the data section (bytes {reached}..{begin})", tensor=tensor.name)
+        reached = end
+    data_bytes = file.size - data_begin
+    if data_bytes < reached:
+        raise CorruptError(
+            f"the file is {reached - data_bytes} bytes short (expected {data_begin + reached}, found {file.size}): "
+            "an incomplete download or copy",
+            hint=_AGAIN,
+        )
+    if data_bytes > reached:
+        raise CorruptError(
+            f"{data_bytes - reached} bytes at the end belong to no tensor (expected {data_begin + reached} bytes, "
+            f"found {file.size})"
+        )
+    return [tensor for _, _, tensor in placed]
+
+
+def _tensor(name: str, entry: object, file: SourceFile, data_begin: int) -> tuple[int, int, Tensor]:
+    if type(entry) is not dict:
+        raise CorruptError(f"the entry is not an object (found {_kind(entry)})")
+    try:
+        code, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
+    except KeyError as err:
+        hint = "a file of a version before 0.2; save it again with a current library" if "offsets" in entry else None
+        raise CorruptError(f"{err.args[0]} is missing from the entry (found {_listed(entry)})", hint=hint) from None
+    dtype = BY_CODE.get(code) if type(code) is str else None
+    if dtype is None:
+        hint = f"codes are upper case: {code.upper()}" if type(code) is str and code.upper() in BY_CODE else None
+        shown = quoted(code) if type(code) is str else _kind(code)
+        raise UnsupportedError(f"unknown dtype {shown} (expected one of {', '.join(BY_CODE)})", hint=hint)
+    if type(shape) is not list or type(offsets) is not list:
+        raise CorruptError("shape and data_offsets must be arrays")
+    if len(offsets) != 2:
+        raise CorruptError(f"data_offsets must have two entries (found {len(offsets)})")
+    bits = dtype.bits
+    for size in shape:
+        if type(size) is not int or not 0 <= size <= _LARGEST_SIZE:
+            raise CorruptError(f"a dimension must be an integer from 0 to 2**64 - 1 (found {_number(size)})")
+        if bits < 1 << 128:  # a product of many large sizes would take ever longer
+            bits *= size
+    if 0 in shape:
+        bits = 0
+    begin, end = offsets
+    if type(begin) is not int or type(end) is not int:
+        raise CorruptError(f"data_offsets must be integers (found {_kind(begin)} and {_kind(end)})")
+    if begin < 0:
+        raise CorruptError(f"negative offset {begin} in data_offsets")
+    if begin > end:
+        raise CorruptError(f"data_offsets have begin > end (found {begin} and {end})")
+    if (end - begin) * 8 != bits:
+        raise CorruptError(
+            f"shape and dtype do not fit the byte range (expected {bits / 8:.10g} bytes for {code} {_shown(shape)}, "
+            f"found {end - begin})"
+            if bits < 1 << 80
+            else f"shape and dtype do not fit the byte range (the shape claims more than 2**77 bytes, "
+            f"found {end - begin})"
+        )
+    return begin, end, Tensor(name, dtype, tuple(shape), Extent(file, data_begin + begin, end - begin))
+
+
+def _shown(value: object) -> str:
+    text = str(value)
+    return text if len(text) <= 60 else text[:57] + "..."
+
+
+def _number(value: object) -> str:
+    return (f"negative {value}" if value < 0 else _shown(value)) if type(value) is int else _kind(value)
+
+
+def _listed(entry: dict[str, Any]) -> str:
+    return ", ".join(quoted(key) for key in list(entry)[:5]) or "none"
+
+
+def _kind(value: object) -> str:
+    names = {dict: "an object", list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
+    return names.get(type(value), "a number")

@@ -1,0 +1,209 @@
+"""NumPy's single-array format: one file, or a folder with one file per tensor.
+
+Headers are those `np.save` writes, byte for byte: keys in order, room for one axis to grow, padding to 64.
+
+Source: numpy 2.4 `numpy/lib/_format_impl.py`.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import unicodedata
+from collections.abc import Mapping
+from functools import lru_cache
+from typing import TYPE_CHECKING
+
+from convert.errors import ConvertError, OutputError, PolicyError
+from convert.output import OutputFile, OutputFolder, committed
+from convert.transfer import Slot, fill
+
+if TYPE_CHECKING:
+    from convert.plan import Plan
+    from convert.tensor import Tensor
+    from convert.writing import Settings
+
+_MAGIC = b"\x93NUMPY"
+_ALIGNMENT = 64
+_GROWTH_DIGITS = 21
+"""Digits of 8 * 2**64 - 1: numpy leaves room for the growing axis to become that long."""
+_MAX_NAME_BYTES = 240
+"""File systems stop at 255; a temporary name needs a few more."""
+_OPEN_FILES = 64
+
+
+def holds(tensor: Tensor) -> bool:
+    return (tensor.dtype.descr is not None and tensor.dtype.kind != "object") or tensor.dtype.layout is not None
+
+
+def remembers(metadata: Mapping[str, str], encoded: bool) -> bool:
+    return not metadata and not encoded
+
+
+def check(plan: Plan) -> list[ConvertError]:
+    """One tensor for a file; names that fit a file system for a folder."""
+    if not is_folder(plan.target):
+        if len(plan.tensors) == 1:
+            return []
+        return [
+            PolicyError(
+                f"a .npy file holds one tensor (found {len(plan.tensors)})",
+                path=plan.target,
+                hint=f"give a folder, {os.path.splitext(plan.target)[0]}/ for one; --include NAME chooses a tensor",
+            )
+        ]
+    problems: list[ConvertError] = []
+    for tensor, path in zip(plan.tensors, file_names([t.name for t in plan.tensors]), strict=True):
+        longest = max(len(part.encode("utf-8", "replace")) for part in path.split("/"))
+        if longest > _MAX_NAME_BYTES:
+            problems.append(
+                PolicyError(
+                    f"the name is too long for a file (expected at most {_MAX_NAME_BYTES} bytes, found {longest})",
+                    path=plan.target,
+                    tensor=tensor.name,
+                    hint="--rename REGEX=REPLACEMENT shortens it",
+                )
+            )
+    return problems
+
+
+def is_folder(target: str) -> bool:
+    """Whether a target means a folder of files: it ends in a slash, is a folder, or does not end in .npy."""
+    return target.endswith(("/", os.sep)) or os.path.isdir(target) or not target.lower().endswith(".npy")
+
+
+def write(plan: Plan, settings: Settings) -> OutputFile | OutputFolder:
+    """Write the plan's tensors; the result is complete but not yet in its place."""
+    if not is_folder(plan.target):
+        output = OutputFile(plan.target, overwrite=settings.overwrite)
+        with committed(output):
+            _fill([(plan.tensors[0], output)], settings)
+        return output
+    folder = OutputFolder(plan.target, overwrite=settings.overwrite, suffix=".npy")
+    with committed(folder):
+        names = file_names([tensor.name for tensor in plan.tensors])
+        for name in {os.path.dirname(name) for name in names} - {""}:
+            os.makedirs(os.path.join(folder.building, name), exist_ok=True)
+        for group in batched_pairs(plan.tensors, names):
+            files = [
+                (tensor, OutputFile(os.path.join(folder.building, name), overwrite=False)) for tensor, name in group
+            ]
+            try:
+                _fill(files, settings)
+                for _, file in files:
+                    file.commit(fsync=settings.fsync)
+            finally:
+                for _, file in files:
+                    file.discard()
+    return folder
+
+
+def batched_pairs(tensors: list[Tensor], names: list[str]) -> list[list[tuple[Tensor, str]]]:
+    pairs = list(zip(tensors, names, strict=True))
+    return [pairs[at : at + _OPEN_FILES] for at in range(0, len(pairs), _OPEN_FILES)]
+
+
+def _fill(files: list[tuple[Tensor, OutputFile]], settings: Settings) -> None:
+    slots = []
+    for tensor, file in files:
+        head = header(tensor)
+        file.reserve(len(head) + tensor.nbytes)
+        file.write_at(0, head)
+        slots.append(Slot(tensor, file, len(head)))
+    fill(slots, settings.jobs, progress=settings.progress)
+
+
+# --- headers -----------------------------------------------------------------------------------------------------
+
+
+def header(tensor: Tensor) -> bytes:
+    """Magic, version, length and dictionary, as `np.save` would write them for this tensor."""
+    dtype = tensor.dtype
+    fortran = tensor.fortran and not _is_c_contiguous(tensor.shape)
+    if dtype.layout is not None:
+        return _header(repr(dtype.layout), fortran, tensor.shape)
+    return _cached_header(repr(dtype.npy_descr(tensor.big)), fortran, tensor.shape)
+
+
+def _is_c_contiguous(shape: tuple[int, ...]) -> bool:
+    """Whether numpy calls a Fortran-order array of this shape C-contiguous as well, and then says C."""
+    return 0 in shape or sum(size > 1 for size in shape) <= 1
+
+
+def _header(descr: str, fortran: bool, shape: tuple[int, ...]) -> bytes:
+    text = f"{{'descr': {descr}, 'fortran_order': {fortran}, 'shape': {shape!r}, }}"
+    if shape:
+        text += " " * (_GROWTH_DIGITS - len(repr(shape[-1 if fortran else 0])))
+    for version, encoding, length_bytes in ((1, "latin-1", 2), (2, "latin-1", 4), (3, "utf-8", 4)):
+        try:
+            body = text.encode(encoding)
+        except UnicodeEncodeError:
+            continue
+        room = len(_MAGIC) + 2 + length_bytes + len(body) + 1
+        padding = -room % _ALIGNMENT
+        length = len(body) + padding + 1
+        if length < 1 << (8 * length_bytes):
+            count = length.to_bytes(length_bytes, "little")
+            return _MAGIC + bytes((version, 0)) + count + body + b" " * padding + b"\n"
+    raise OutputError(f"a header of {len(text)} characters does not fit into a npy file")
+
+
+_cached_header = lru_cache(maxsize=4096)(_header)
+
+
+# --- names of files ----------------------------------------------------------------------------------------------
+
+_UNSAFE = re.compile(r'[\x00-\x1f\x7f<>:"|?*\\%]')
+_RESERVED = re.compile(r"(?i)(?:con|prn|aux|nul|com[0-9]|lpt[0-9])(?:\..*)?$")
+
+
+def file_names(names: list[str]) -> list[str]:
+    """Relative paths, `/` between folders, one for each tensor name; percent-encoded where a file system balks.
+
+    Names that some file systems take for the same (case, Unicode normalisation) are told apart by encoding them
+    further. `readers.folder` decodes them.
+    """
+    paths = [_file_name(name, strict=False) for name in names]
+    seen: dict[str, int] = {}
+    for path in paths:
+        key = _folded(path)
+        seen[key] = seen.get(key, 0) + 1
+    return [
+        path if seen[_folded(path)] == 1 else _file_name(name, strict=True)
+        for name, path in zip(names, paths, strict=True)
+    ]
+
+
+def _folded(path: str) -> str:
+    return unicodedata.normalize("NFC", path).casefold()
+
+
+def _file_name(name: str, strict: bool) -> str:
+    parts = name.split("/")
+    if any(part in ("", ".", "..") for part in parts):
+        # A path that would leave the folder or collapse: keep it in one name.
+        parts = [name.replace("/", "%2F").replace("%", "%25").replace("%252F", "%2F")]
+        encoded = [_encode(part.replace("%2F", "\0"), strict).replace("%00", "%2F") for part in parts]
+        return encoded[0] + ".npy"
+    encoded = [_encode(part, strict) for part in parts]
+    folders = [_dotted(part) for part in encoded[:-1]]
+    return "/".join((*folders, encoded[-1] + ".npy"))
+
+
+def _dotted(part: str) -> str:
+    return part[:-4] + "%2E" + part[-3:] if part.lower().endswith(".npy") else part
+
+
+def _encode(part: str, strict: bool) -> str:
+    out = _UNSAFE.sub(lambda match: _percent(match[0]), part)
+    if strict:
+        out = re.sub(r"(%[0-9A-F]{2})|([A-Z]|[^\x00-\x7f])", lambda m: m[1] or _percent(m[2]), out)
+    if _RESERVED.match(out) or out[:1] in (".", " "):
+        out = _percent(out[0]) + out[1:]
+    if out[-1:] in (".", " "):
+        out = out[:-1] + _percent(out[-1])
+    return out
+
+
+def _percent(character: str) -> str:
+    return "".join(f"%{byte:02X}" for byte in character.encode("utf-8", "surrogatepass"))

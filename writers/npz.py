@@ -1,0 +1,256 @@
+"""NumPy's archive of arrays: stored, byte for byte as `np.savez` writes it, or deflated in parallel.
+
+Every member has a zip64 field in its local header, as numpy forces it; dates are 1980-01-01, so the same input gives
+the same bytes. What numpy has no place for goes where other readers do not look: how an encoded tensor was before in
+the comment of its member, metadata in the comment of the archive.
+
+Sources: PKWARE APPNOTE.TXT 6.3.10; Python's `zipfile` and numpy's `savez` for the choices they leave.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, NamedTuple
+
+from convert import dtypes
+from convert.codec import DEFLATE_END, crc32, crc32_combine, deflate_block
+from convert.errors import ConvertError, InputError, PolicyError, gather
+from convert.memory import dump_metadata, dump_origin
+from convert.output import OutputFile, committed
+from convert.threads import in_order
+from convert.transfer import Slot, chunks, fill
+from writers.npy import header
+
+if TYPE_CHECKING:
+    from convert.plan import Plan
+    from convert.tensor import Tensor
+    from convert.writing import Settings
+
+_LOCAL = struct.Struct("<4s2B4HL2L2H")
+_ZIP64 = struct.Struct("<2H2Q")
+_CENTRAL = struct.Struct("<4s4B4HL2L5H2L")
+_END = struct.Struct("<4s4H2LH")
+_END64 = struct.Struct("<4sQ2H2L4Q")
+_LOCATOR = struct.Struct("<4sLQL")
+_DATE = 1 << 5 | 1
+"""1980-01-01, the earliest a zip file can say."""
+_LARGE = (1 << 31) - 1
+"""From here on `zipfile` uses zip64 fields in the directory."""
+_ATTRIBUTES = 0o600 << 16
+_ALIGN_FIELD = 0xD935
+"""The extra field Android's zipalign pads with: alignment (2 bytes), zeros."""
+_MAX_NAME_BYTES = 0xFFFF
+MAX_ALIGN = 1 << 15
+_BLOCK_BYTES = 1 << 20
+_STORED, _DEFLATED = 0, 8
+
+
+def holds(tensor: Tensor) -> bool:
+    if tensor.dtype.kind == "object":
+        return False
+    return tensor.dtype.descr is not None or tensor.dtype.layout is not None or tensor.dtype is dtypes.BLOB
+
+
+def remembers(metadata: Mapping[str, str], encoded: bool) -> bool:
+    try:
+        dump_metadata(dict(metadata), "")
+    except PolicyError:
+        return False
+    return True
+
+
+def check(plan: Plan) -> list[ConvertError]:
+    """Names that a zip file, or those who read it, can hold."""
+    problems: list[ConvertError] = []
+    for tensor in plan.tensors:
+        name = tensor.name
+        length = len(name) if name.isascii() else len(name.encode("utf-8", "surrogatepass"))
+        if length > _MAX_NAME_BYTES - 4:
+            message = (
+                f"the name is too long for a zip file (expected at most {_MAX_NAME_BYTES - 4} bytes, found {length})"
+            )
+        elif "\0" in name:
+            message = "the name contains NUL, where zip readers cut it"
+        else:
+            continue
+        hint = "--rename REGEX=REPLACEMENT changes it"
+        problems.append(PolicyError(message, path=tensor.path, tensor=name, hint=hint))
+    return problems
+
+
+class _Member:
+    """One member of the archive being written."""
+
+    __slots__ = ("comment", "crc", "extra", "flags", "head", "method", "name", "offset", "packed", "size", "tensor")
+
+    def __init__(self, tensor: Tensor, method: int) -> None:
+        blob = tensor.dtype is dtypes.BLOB
+        name = tensor.name if blob else tensor.name + ".npy"
+        self.tensor = tensor
+        self.head = b"" if blob else header(tensor)
+        self.flags = 0 if name.isascii() else 0x800
+        self.name = name.encode("utf-8")
+        self.method = method
+        self.size = self.packed = len(self.head) + tensor.nbytes
+        self.crc = 0
+        self.offset = 0
+        self.extra = b""
+        self.comment = b"" if tensor.origin is None else dump_origin(tensor.origin)
+
+    @property
+    def local_bytes(self) -> int:
+        return _LOCAL.size + len(self.name) + _ZIP64.size + len(self.extra)
+
+    def align(self, to: int) -> None:
+        """Pad the local header so that the array's first byte lies at a multiple of `to`."""
+        padding = -(self.offset + self.local_bytes + len(self.head)) % to
+        if padding:
+            while padding < 6:
+                padding += to
+            self.extra = struct.pack("<3H", _ALIGN_FIELD, padding - 4, to) + bytes(padding - 6)
+
+    def local(self) -> bytes:
+        zip64 = _ZIP64.pack(1, 16, self.size, self.packed)
+        fixed = _LOCAL.pack(
+            b"PK\x03\x04", 45, 0, self.flags, self.method, 0, _DATE, self.crc, 0xFFFFFFFF, 0xFFFFFFFF,
+            len(self.name), len(zip64) + len(self.extra),
+        )  # fmt: skip
+        return fixed + self.name + zip64 + self.extra
+
+    def central(self) -> bytes:
+        size, packed, offset = self.size, self.packed, self.offset
+        large: list[int] = []
+        if size > _LARGE or packed > _LARGE:
+            large += [size, packed]
+            size = packed = 0xFFFFFFFF
+        if offset > _LARGE:
+            large.append(offset)
+            offset = 0xFFFFFFFF
+        extra = struct.pack(f"<2H{len(large)}Q", 1, 8 * len(large), *large) if large else b""
+        fixed = _CENTRAL.pack(
+            b"PK\x01\x02", 45, 3, 45, 0, self.flags, self.method, 0, _DATE, self.crc, packed, size,
+            len(self.name), len(extra), len(self.comment), 0, 0, _ATTRIBUTES, offset,
+        )  # fmt: skip
+        return fixed + self.name + extra + self.comment
+
+
+def write(plan: Plan, settings: Settings) -> OutputFile:
+    """Write the plan's tensors; the archive is complete but not yet in its place."""
+    comment = dump_metadata(plan.metadata, plan.target)
+    output = OutputFile(plan.target, overwrite=settings.overwrite)
+    with committed(output):
+        if settings.level is None:
+            members = [_Member(tensor, _STORED) for tensor in plan.tensors]
+            end = _write_stored(members, output, settings)
+        else:
+            members = [_Member(tensor, _DEFLATED) for tensor in plan.tensors]
+            end = _Deflating(output, settings).write(members)
+        output.write_at(end, _directory(members, end, comment))
+    return output
+
+
+def _write_stored(members: list[_Member], output: OutputFile, settings: Settings) -> int:
+    """All places are known beforehand, so members are filled in any order."""
+    at = 0
+    slots: list[Slot] = []
+    by_slot: dict[Slot, _Member] = {}
+    for member in members:
+        member.offset = at
+        if settings.align > 1:
+            member.align(settings.align)
+        head_bytes = member.local_bytes + len(member.head)
+        slot = Slot(member.tensor, output, at + head_bytes, head_bytes, crc32(member.head))
+        slots.append(slot)
+        by_slot[slot] = member
+        at = slot.offset + member.tensor.nbytes
+    output.reserve(at)
+
+    def head(slot: Slot) -> bytes:
+        member = by_slot[slot]
+        member.crc = slot.crc
+        return member.local() + member.head
+
+    fill(slots, settings.jobs, head=head, progress=settings.progress)
+    return at
+
+
+class _Block(NamedTuple):
+    """A piece of a member: `data` is deflated on its own, so that threads can share one tensor."""
+
+    member: _Member
+    data: bytes
+    is_first: bool
+    is_last: bool
+
+
+class _Packed(NamedTuple):
+    block: _Block
+    data: bytes
+    crc: int
+
+
+class _Deflating:
+    """Deflates members in blocks, in parallel, and writes them in order."""
+
+    def __init__(self, output: OutputFile, settings: Settings) -> None:
+        self._output = output
+        self._settings = settings
+        self._level = settings.level or 6
+        self._at = 0
+        self._problems: list[ConvertError] = []
+
+    def write(self, members: list[_Member]) -> int:
+        """Returns where the last member ends."""
+        in_order(self._blocks(members), self._pack, self._put, self._settings.jobs)
+        if self._problems:
+            raise gather(self._problems)
+        return self._at
+
+    def _blocks(self, members: list[_Member]) -> Iterator[_Block]:
+        """Blocks have the same borders whatever the number of threads."""
+        for member in members:
+            held = member.head
+            first = True
+            try:
+                for chunk in chunks(member.tensor, _BLOCK_BYTES):
+                    if len(held) >= _BLOCK_BYTES:
+                        yield _Block(member, held, first, False)
+                        held, first = b"", False
+                    held = held + bytes(chunk) if held else bytes(chunk)
+            except (InputError, PolicyError) as err:
+                self._problems.extend(err.problems)  # go on, so that all damaged tensors are named together
+                continue
+            yield _Block(member, held, first, True)
+
+    def _pack(self, block: _Block) -> _Packed:
+        packed = deflate_block(block.data, self._level)
+        return _Packed(block, packed + DEFLATE_END if block.is_last else packed, crc32(block.data))
+
+    def _put(self, packed: _Packed) -> None:
+        block, member = packed.block, packed.block.member
+        if block.is_first:
+            member.offset = self._at
+            self._at += member.local_bytes
+            member.crc, member.packed = 0, 0
+        self._output.write_at(self._at, packed.data)
+        self._at += len(packed.data)
+        member.packed += len(packed.data)
+        member.crc = crc32_combine(member.crc, packed.crc, len(block.data))
+        if block.is_last:
+            self._output.write_at(member.offset, member.local())
+        if self._settings.progress is not None:
+            self._settings.progress.add(len(block.data), member.tensor.name)
+
+
+def _directory(members: list[_Member], begin: int, comment: bytes) -> bytes:
+    """Central directory and end record; the comment is the archive's."""
+    entries = b"".join(member.central() for member in members)
+    count, size = len(members), len(entries)
+    end64 = b""
+    if count > 0xFFFF or begin > _LARGE or size > _LARGE:
+        end64 = _END64.pack(b"PK\x06\x06", 44, 45, 45, 0, 0, count, count, size, begin)
+        end64 += _LOCATOR.pack(b"PK\x06\x07", 0, begin + size, 1)
+        count, size, begin = min(count, 0xFFFF), min(size, 0xFFFFFFFF), min(begin, 0xFFFFFFFF)
+    end = _END.pack(b"PK\x05\x06", 0, 0, count, count, size, begin, len(comment))
+    return entries + end64 + end + comment
