@@ -254,6 +254,7 @@ def _convert(
     report = _report(checkpoint, sources, plan)
     if dry_run:
         report.dry_run = True
+        report.tensors = _written(plan)
         report.seconds = time.perf_counter() - began
         return report
     in_place = any(file.is_same(target) for file in checkpoint.files)
@@ -275,8 +276,14 @@ def _convert(
         report.target_bytes = output.size()
         checkpoint.close()  # an open file cannot be replaced everywhere
         output.commit(fsync=fsync)
+    if not verify:
+        report.tensors = _written(plan)
     report.seconds = time.perf_counter() - began
     return report
+
+
+def _written(plan: Plan) -> list[Written]:
+    return [Written(tensor.name, tensor.dtype.name, tensor.shape, tensor.nbytes) for tensor in plan.tensors]
 
 
 def _report(checkpoint: Checkpoint, sources: list[str], plan: Plan) -> Report:
@@ -285,7 +292,7 @@ def _report(checkpoint: Checkpoint, sources: list[str], plan: Plan) -> Report:
         plan.target,
         checkpoint.format.split("+"),
         plan.format,
-        [Written(tensor.name, tensor.dtype.name, tensor.shape, tensor.nbytes) for tensor in plan.tensors],
+        [],
         plan.changes,
         plan.skipped,
         plan.notes,
@@ -405,12 +412,18 @@ def _pattern(pattern: str, replacement: str) -> tuple[re.Pattern[str], str]:
 
 
 def _cast(item: tuple[str, str] | Cast) -> Cast:
+    import difflib
+
     from convert.dtypes import BY_NAME
 
     cast = item if isinstance(item, Cast) else Cast("*", *item)
     for name in (cast.source, cast.target):
         if name not in BY_NAME:
-            raise UsageError(f"unknown dtype {name!r} (expected one of {', '.join(BY_NAME)})")
+            close = difflib.get_close_matches(name.lower(), BY_NAME, 1)
+            raise UsageError(
+                f"unknown dtype {name!r} (expected one of {', '.join(BY_NAME)})",
+                hint=f"did you mean {close[0]}?" if close else None,
+            )
     if BY_NAME[cast.target].kind == "subbyte":
         raise UsageError(f"there is no cast to {cast.target}")
     return cast

@@ -162,7 +162,14 @@ def _record(dtype: np.dtype[Any]) -> DType:
         inner, offset = members[name][:2]
         base, big = dtype_of(inner.base)
         fields.append(Field(name, base, offset, tuple(inner.shape), big))
-    return dtypes.structured(tuple(fields), dtype.itemsize, np.lib.format.dtype_to_descr(dtype))
+    try:
+        layout = np.lib.format.dtype_to_descr(dtype)
+    except ValueError as err:
+        raise UnsupportedError(
+            f"the fields of {dtype} overlap or are out of order, which npy cannot describe",
+            hint="numpy.lib.recfunctions.repack_fields puts fields in order; an array for each field always works",
+        ) from err
+    return dtypes.structured(tuple(fields), dtype.itemsize, layout)
 
 
 def _as_numpy(name: str, value: Any) -> np.ndarray[Any, Any]:

@@ -7,6 +7,7 @@ for those who want its ratio. Output depends on which library is there, never on
 from __future__ import annotations
 
 import contextlib
+import threading
 import zlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, Protocol
@@ -61,11 +62,25 @@ def _power_of_x(exponent: int) -> int:
 crc32_combine: Callable[[int, int, int], int] = getattr(isal_zlib, "crc32_combine", _combine)
 
 
-def deflate_block(data: Buffer, level: int) -> bytes:
+_own = threading.local()
+
+
+def deflate_block(data: memoryview, level: int) -> bytes:
     """`data` as independent, byte-aligned, non-final blocks of a raw deflate stream.
 
     Blocks of consecutive data joined, closed by `DEFLATE_END`, are one valid stream.
     """
+    reusable = getattr(isal_zlib, "_ParallelCompress", None)
+    if reusable is not None and level in _ISAL_LEVELS:
+        # What isal's own threaded gzip uses: it keeps its state and buffer from block to block. Without it every block
+        # costs several large allocations, and the kernel more time than the deflating.
+        key, compressor = getattr(_own, "compressor", (None, None))
+        wanted = (level, len(data) + len(data) // 8 + 4096)
+        if compressor is None or key[0] != level or key[1] < wanted[1]:
+            compressor = reusable(buffersize=wanted[1], level=_ISAL_LEVELS[level])
+            _own.compressor = (wanted, compressor)
+        block: bytes = compressor.compress_and_crc(data, b"")[0]
+        return block
     if isal_zlib is not None and level in _ISAL_LEVELS:
         deflater = isal_zlib.compressobj(_ISAL_LEVELS[level], isal_zlib.DEFLATED, -15)
         packed: bytes = deflater.compress(data) + deflater.flush(isal_zlib.Z_FULL_FLUSH)

@@ -234,38 +234,40 @@ def _leaves(
 
 def little_fields(tensor: Tensor) -> Tensor:
     """A record tensor whose fields are all little-endian."""
-    spans = _big_spans(tensor.stored, 0)
-    if not spans:
+    record = tensor.stored
+    if not _has_big(record):
         return tensor
-    record_bytes = tensor.stored.item_bytes
-    layout = _little_layout(tensor.stored.layout)
-    dtype = dtypes.structured(_little(tensor.stored).fields, record_bytes, layout)
-    return tensor.changed(
-        dtype=dtype, steps=(Step(record_bytes, record_bytes, partial(_swap_spans, spans, record_bytes)),)
-    )
+    dtype = _little(record)
+    return tensor.changed(dtype=dtype, steps=(Step(record.item_bytes, record.item_bytes, partial(_swap, record)),))
 
 
-def _big_spans(dtype: DType, offset: int) -> list[tuple[int, int, int]]:
-    """Begin, end and component width of what is big-endian in a record."""
-    spans = []
-    for field in dtype.fields:
-        begin, count = offset + field.offset, prod(field.shape)
-        if field.dtype.fields:
-            for index in range(count):
-                spans += _big_spans(field.dtype, begin + index * field.dtype.item_bytes)
-        elif field.big and count:
-            spans.append((begin, begin + field.dtype.item_bytes * count, field.dtype.swap))
-    return spans
+def _has_big(dtype: DType) -> bool:
+    return any(_has_big(field.dtype) if field.dtype.fields else field.big for field in dtype.fields)
 
 
-def _swap_spans(spans: list[tuple[int, int, int]], record_bytes: int, view: memoryview, first: int) -> Buffer:
+def _swap(record: DType, view: memoryview, first: int) -> Buffer:
     import numpy as np
 
-    records = np.frombuffer(view, np.uint8).reshape(-1, record_bytes).copy()
-    for begin, end, width in spans:
-        parts = records[:, begin:end].reshape(len(records), -1, width)
-        records[:, begin:end] = parts[:, :, ::-1].reshape(len(records), -1)
+    records = np.frombuffer(view, np.uint8).reshape(-1, record.item_bytes).copy()
+    _swap_fields(record, records)
     return records.data
+
+
+def _swap_fields(record: DType, records: np.ndarray[Any, Any]) -> None:
+    """Swap in place what is big-endian in records given as rows of bytes."""
+    for field in record.fields:
+        if not (_has_big(field.dtype) if field.dtype.fields else field.big):
+            continue
+        end = field.offset + field.dtype.item_bytes * prod(field.shape)
+        part = records[:, field.offset : end]
+        if part.size == 0:
+            continue
+        if field.dtype.fields:
+            inner = part.reshape(-1, field.dtype.item_bytes).copy()
+            _swap_fields(field.dtype, inner)
+        else:
+            inner = part.reshape(-1, field.dtype.swap)[:, ::-1]
+        records[:, field.offset : end] = inner.reshape(part.shape)
 
 
 def _little(dtype: DType) -> DType:

@@ -19,7 +19,7 @@ from convert.errors import CorruptError, InputError, OutputError
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-BINARY = getattr(os, "OBINARY", 0) | getattr(os, "O_CLOEXEC", 0)
+BINARY = getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
 _POSITIONED = hasattr(os, "preadv") and hasattr(os, "pwrite")
 
 
@@ -194,7 +194,10 @@ class Spool:
 
     def readinto(self, offset: int, view: memoryview) -> None:
         while len(view):
-            done = self._io.read_some(offset, view)
+            try:
+                done = self._io.read_some(offset, view)
+            except OSError as err:
+                raise unwritable(self.path, err) from err
             if done == 0:
                 raise OutputError("the temporary file is shorter than what was written", path=self.path)
             view, offset = view[done:], offset + done

@@ -102,7 +102,13 @@ def all_formats() -> tuple[Format, ...]:
 
     found = []
     for point in entry_points(group="convert.formats"):
-        row = point.load()
+        try:
+            row = point.load()
+        except Exception as err:  # whatever another package's code does when it is imported
+            raise UsageError(
+                f"the entry point {point.name!r} ({point.value}) cannot be loaded: {err}",
+                hint="update or uninstall the package that brought it",
+            ) from err
         if not isinstance(row, Format):
             raise UsageError(f"the entry point {point.name!r} is no convert.formats.Format")
         found.append(row)

@@ -20,6 +20,9 @@ from convert.tensor import Checkpoint, Origin, Tensor
 KEY = "tensor-convert"
 COMMENT_BYTES = 0xFFFF
 _LARGEST_METADATA_BYTES = 100_000_000
+_MAX_DIMENSIONS = 255
+_TEXTS_BYTES = 16 << 20
+"""What all strings that come back from the metadata may take together; a note can claim far more than its text."""
 ENCODINGS = ("bytes", "unpack", "float32", "text")
 
 
@@ -66,8 +69,16 @@ def load_metadata(comment: bytes) -> dict[str, str] | None:
         except (ValueError, zlib.error):
             return None
     if isinstance(metadata, dict) and all(isinstance(value, str) for value in metadata.values()):
-        return metadata
+        return metadata if _is_unicode([*metadata, *metadata.values()]) else None
     return None
+
+
+def _is_unicode(texts: list[str]) -> bool:
+    try:
+        "".join(texts).encode("utf-8")
+    except UnicodeEncodeError:  # a lone surrogate, which JSON can spell and no file can hold
+        return False
+    return True
 
 
 def dump_origins(origins: dict[str, Origin]) -> str:
@@ -83,24 +94,32 @@ def take_origins(checkpoint: Checkpoint) -> None:
         return
     by_tensor = {tensor.name: tensor for tensor in checkpoint.tensors}
     known = len(checkpoint.tensors)
+    room = _TEXTS_BYTES
     for name, value in found.items():
         tensor = by_tensor.get(name)
         if tensor is not None:
             tensor.origin = _origin(value, tensor)
-        elif name in checkpoint.metadata and isinstance(value, dict) and value.get("encoding") == "text":
-            _take_text(checkpoint, name, value)
+        elif name == KEY or name not in checkpoint.metadata or not isinstance(value, dict):
+            continue
+        elif value.get("encoding") == "text":
+            room -= _take_text(checkpoint, name, value, room)
     if len(checkpoint.tensors) > known or any(tensor.origin is not None for tensor in checkpoint.tensors):
         del checkpoint.metadata[KEY]
 
 
-def _take_text(checkpoint: Checkpoint, name: str, value: dict[str, Any]) -> None:
+def _take_text(checkpoint: Checkpoint, name: str, value: dict[str, Any], room: int) -> int:
+    """Bytes of the string that came back as a tensor; 0 if it did not."""
     from convert.encodings import text_tensor
 
     dtype = by_name(str(value.get("dtype")))
-    tensor = None if dtype is None else text_tensor(name, dtype, checkpoint.metadata[name], checkpoint.path)
-    if tensor is not None:
-        del checkpoint.metadata[name]
-        checkpoint.tensors.append(tensor)
+    if dtype is None or dtype.item_bytes > room:
+        return 0
+    tensor = text_tensor(name, dtype, checkpoint.metadata[name], checkpoint.path)
+    if tensor is None:
+        return 0
+    del checkpoint.metadata[name]
+    checkpoint.tensors.append(tensor)
+    return dtype.item_bytes
 
 
 def _origin_object(origin: Origin) -> dict[str, object]:
@@ -111,14 +130,19 @@ def _origin(value: object, tensor: Tensor) -> Origin | None:
     if not isinstance(value, dict):
         return None
     dtype, shape, encoding = by_name(str(value.get("dtype"))), value.get("shape"), value.get("encoding")
-    if dtype is None or encoding not in ENCODINGS or not isinstance(shape, list):
+    if dtype is None or encoding not in ENCODINGS or not isinstance(shape, list) or len(shape) > _MAX_DIMENSIONS:
         return None
     if not all(type(size) is int and 0 <= size < 1 << 63 for size in shape):
         return None
     origin = Origin(dtype.name, tuple(shape), encoding)
     count = prod(shape)
+    if count * dtype.bits % 8:
+        return None
     if encoding == "bytes":
         fits = dtype.nbytes(count) == tensor.nbytes and tensor.dtype.kind in ("plain", "V1", "V2")
+        # The bytes are taken as they lie, so they must lie as the original's would.
+        fits = fits and (origin.shape == tensor.shape or not tensor.stored_fortran)
+        fits = fits and (dtype.swap == tensor.dtype.swap or not tensor.stored_big)
     elif encoding == "unpack":
         fits = dtype.kind == "subbyte" and tensor.dtype.name == "uint8" and count == tensor.count
     else:

@@ -46,10 +46,14 @@ class OutputFile:
                 raise target_exists(self.target)
         try:
             self._io = Positioned(self._create())
-            if old is not None and hasattr(os, "fchmod"):
-                os.fchmod(self._io.fd, stat.S_IMODE(old.st_mode))
         except OSError as err:
             raise unwritable(self.target, err) from err
+        if old is not None and hasattr(os, "fchmod"):
+            try:
+                os.fchmod(self._io.fd, stat.S_IMODE(old.st_mode))
+            except OSError as err:
+                self.discard()
+                raise unwritable(self.target, err) from err
 
     def _create(self) -> int:
         nameless = getattr(os, "O_TMPFILE", None)
@@ -63,9 +67,7 @@ class OutputFile:
         return os.open(self._temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | BINARY, 0o666)
 
     def _sibling(self) -> str:
-        # Names may be 255 bytes long; the end of a long one is cut so that the temporary still fits.
-        stem = os.path.basename(self._real)[:100]
-        return os.path.join(self._folder, f".{stem}.{secrets.token_hex(6)}.convert-tmp")
+        return _sibling_of(self._folder, os.path.basename(self._real))
 
     @property
     def path(self) -> str:
@@ -89,7 +91,10 @@ class OutputFile:
 
     def readinto(self, offset: int, view: memoryview) -> None:
         while len(view):
-            done = self._io.read_some(offset, view)
+            try:
+                done = self._io.read_some(offset, view)
+            except OSError as err:
+                raise unwritable(self.target, err) from err
             if done == 0:
                 raise OutputError(f"the file ends at byte {offset} while it is being written", path=self.target)
             view, offset = view[done:], offset + done
@@ -109,6 +114,7 @@ class OutputFile:
                 os.fsync(self._io.fd)
             if self._temporary is None:
                 self._link()
+                self._io.close()
             else:
                 self._io.close()
                 self._rename(self._temporary)
@@ -121,7 +127,6 @@ class OutputFile:
             self.discard()
             raise unwritable(self.target, err) from err
         self._temporary = None
-        self._io.close()
 
     def _link(self) -> None:
         source = f"/proc/self/fd/{self._io.fd}"
@@ -155,11 +160,17 @@ class OutputFile:
 
     def discard(self) -> None:
         """Remove everything written; harmless when already committed."""
-        self._io.close()
+        with contextlib.suppress(OSError):
+            self._io.close()
         if self._temporary is not None:
             with contextlib.suppress(OSError):
                 os.unlink(self._temporary)
             self._temporary = None
+
+
+def _sibling_of(folder: str, name: str) -> str:
+    # Names may be 255 bytes long, a character up to 4 of them; a long one is cut so that the temporary still fits.
+    return os.path.join(folder, f".{name[:50]}.{secrets.token_hex(6)}.convert-tmp")
 
 
 def _sync_folder(folder: str) -> None:
@@ -178,31 +189,33 @@ class OutputFolder:
     def __init__(self, target: str | os.PathLike[str], *, overwrite: bool, suffix: str) -> None:
         self.target = os.fspath(target).rstrip("/\\") or os.fspath(target)
         self._real = os.path.realpath(self.target) if os.path.islink(self.target) else self.target
-        self._old = self._check_old(overwrite, suffix)
-        parent, name = os.path.split(os.path.abspath(self._real))
-        self.building = os.path.join(parent, f".{name[:100]}.{secrets.token_hex(6)}.convert-tmp")
+        self._overwrite = overwrite
+        self._suffix = suffix
+        self._check_old()
+        self.building = _sibling_of(*os.path.split(os.path.abspath(self._real)))
         try:
             os.mkdir(self.building)
         except OSError as err:
             raise unwritable(self.target, err) from err
 
-    def _check_old(self, overwrite: bool, suffix: str) -> bool:
+    def _check_old(self) -> bool:
+        """Whether there is a folder already; OutputError if it may not be replaced."""
         if not os.path.lexists(self._real):
             return False
         if not os.path.isdir(self._real):
             raise OutputError("the target is a file (expected a folder)", path=self.target, hint="give another path")
         stray = None
         found = False
-        for folder, _, files in os.walk(self._real):
-            for file in files:
+        for folder, folders, files in os.walk(self._real):
+            for file in (*files, *(name for name in folders if os.path.islink(os.path.join(folder, name)))):
                 found = True
-                if not file.endswith(suffix):
+                if not file.endswith(self._suffix):
                     stray = stray or os.path.join(folder, file)
-        if found and not overwrite:
+        if found and not self._overwrite:
             raise target_exists(self.target)
         if stray is not None:
             raise OutputError(
-                f"the folder holds more than {suffix} files, {stray!r} for one, which overwriting would lose",
+                f"the folder holds more than {self._suffix} files, {stray!r} for one, which overwriting would lose",
                 path=self.target,
                 hint="give another folder, or move that file away",
             )
@@ -215,17 +228,22 @@ class OutputFolder:
             if fsync:
                 for folder, _, _ in os.walk(self.building):
                     _sync_folder(folder)
-            if self._old:
+            if self._check_old():  # once more: much may have happened since
+                shutil.copymode(self._real, self.building)
                 aside = self.building + "-old"
-                os.rename(self._real, aside)
             try:
-                os.rename(self.building, self._real)
-            except OSError:
                 if aside is not None:
+                    os.rename(self._real, aside)
+                os.rename(self.building, self._real)
+            except BaseException:  # an interrupt too
+                if aside is not None and os.path.lexists(aside) and not os.path.lexists(self._real):
                     os.rename(aside, self._real)
                 raise
             if fsync:
                 _sync_folder(os.path.dirname(os.path.abspath(self._real)))
+        except OutputError:
+            self.discard()
+            raise
         except OSError as err:
             self.discard()
             raise unwritable(self.target, err) from err

@@ -279,6 +279,7 @@ class _Planner:
         plan, policy = self.plan, self._wishes.policy
         self._check_used(checkpoint)
         self._check_names()
+        self._check_metadata()
         encoded = bool(plan.text_origins) or any(tensor.origin is not None for tensor in plan.tensors)
         if not self._writer.remembers(plan.metadata, encoded):
             lost = [f"metadata {', '.join(map(quoted, list(plan.metadata)[:5]))}"] if plan.metadata else []
@@ -295,7 +296,8 @@ class _Planner:
             elif action == "report":
                 plan.notes.append(f"{plan.format} cannot remember {' and '.join(lost)}")
             plan.metadata = {}
-        self.problems += self._writer.check(plan)
+        if plan.tensors or not self.problems:  # else what the target misses is a consequence
+            self.problems += self._writer.check(plan)
 
     def _check_used(self, checkpoint: Checkpoint) -> None:
         """A wish that nothing matched is most likely a slip."""
@@ -345,6 +347,21 @@ class _Planner:
                         "the name is not valid Unicode", path=tensor.path, tensor=name, hint="--rename changes it"
                     )
                 )
+
+    def _check_metadata(self) -> None:
+        for key, text in self.plan.metadata.items():
+            try:
+                f"{key}{text}".encode()
+            except UnicodeEncodeError:
+                self.problems.append(
+                    PolicyError(
+                        f"the metadata {quoted(key)} is not valid Unicode",
+                        path=self.plan.target,
+                        hint="a lone surrogate is no text; give it another value",
+                    )
+                )
+                self.plan.metadata = {}
+                return
 
 
 def _joined(how: str, more: str) -> str:

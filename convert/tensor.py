@@ -174,8 +174,8 @@ class Tensor:
 
     @property
     def nbytes(self) -> int:
-        """Bytes handed out, sub-byte types packed."""
-        return self.dtype.nbytes(prod(self.shape))
+        """Bytes handed out, sub-byte types packed; for an object, those of its pickle."""
+        return self.dtype.nbytes(prod(self.shape)) if self.steps else self.data.nbytes
 
     @property
     def path(self) -> str:

@@ -128,52 +128,58 @@ class _Crew(_Team):
                             self._problems.append(problem)
 
 
-def in_order(items: Iterator[_Item], work: Callable[[_Item], _Done], sink: Callable[[_Done], None], jobs: int) -> None:
+def in_order(
+    draw: Callable[[bytearray], _Item | None],
+    work: Callable[[_Item], _Done],
+    sink: Callable[[_Done], None],
+    jobs: int,
+) -> None:
     """`sink(work(item))` for each item in order, with the work itself done by `jobs` threads.
 
-    At most one item per thread is in flight, so memory does not grow with the number of items. An item must stay
-    valid while the next ones are drawn.
+    `draw(buffer)` gives the next item, or None at the end. It is called by one thread at a time and may keep in the
+    buffer what its item needs: the buffer is left alone until that item is sunk. So at most one item per thread is in
+    flight, and memory does not grow with their number.
     """
-    if jobs <= 1:
-        for item in items:
-            sink(work(item))
-        return
-    _Line(items, work, sink).run(jobs)
+    line = _Line(draw, work, sink)
+    line.call(line.loop, jobs)
 
 
 class _Line(_Team):
-    def __init__(self, items: Iterator[_Item], work: Callable[[_Item], _Done], sink: Callable[[_Done], None]) -> None:
+    def __init__(
+        self,
+        draw: Callable[[bytearray], _Item | None],
+        work: Callable[[_Item], _Done],
+        sink: Callable[[_Done], None],
+    ) -> None:
         super().__init__()
-        self._items = items
-        self._work: Callable[[object], object] = cast("Callable[[object], object]", work)
-        self._sink: Callable[[object], None] = cast("Callable[[object], None]", sink)
+        self._draw = draw
+        self._work = cast("Callable[[object], object]", work)
+        self._sink = cast("Callable[[object], None]", sink)
         self._feed = threading.Lock()
         self._turn = threading.Condition()
         self._drawn = self._sunk = 0
-
-    def run(self, jobs: int) -> None:
-        self.call(self._loop, jobs)
 
     def fail(self, err: BaseException) -> None:
         super().fail(err)
         with self._turn:
             self._turn.notify_all()
 
-    def _loop(self) -> None:
-        end = object()
+    def loop(self) -> None:
+        buffer = bytearray()
         while not self._stop.is_set():
             with self._feed:
-                item: object = next(self._items, end)
+                item = self._draw(buffer)
                 number = self._drawn
                 self._drawn += 1
-            if item is end:
+            if item is None:
                 return
             done = self._work(item)
             with self._turn:
-                while self._sunk != number and not self._stop.is_set():
+                while self._sunk != number:
+                    if self._stop.is_set():
+                        return
                     self._turn.wait()
-                if self._stop.is_set():
-                    return
                 self._sink(done)
                 self._sunk += 1
                 self._turn.notify_all()
+            del item, done  # what still refers to the buffer would keep it from growing

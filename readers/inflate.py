@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from convert.codec import INFLATE_ERRORS, Inflater, crc32, inflater
-from convert.errors import CorruptError, LimitError
+from convert.errors import ConvertError, CorruptError, LimitError
 from convert.files import SourceFile
 
 if TYPE_CHECKING:
@@ -132,7 +132,12 @@ class Compressed:
             raise CorruptError("the compressed member is cut short")
         header = self._file.read(at, method.header_bytes) if method.header_bytes else b""
         at += method.header_bytes
-        stream = method.start(header)
+        try:
+            stream = method.start(header)
+        except ConvertError:
+            raise
+        except method.errors as err:
+            raise CorruptError(f"the {method.name} stream cannot be begun ({err}; found {header!r})") from err
         produced = 0
         read_bytes = _READ_BYTES if stop is None else min(_READ_BYTES, stop + 1024)
         while not stream.eof:

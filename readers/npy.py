@@ -18,7 +18,7 @@ from collections.abc import Callable
 from functools import lru_cache
 from math import prod
 from pathlib import PurePath
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 from convert import dtypes
 from convert.dtypes import DType, Field
@@ -33,15 +33,23 @@ MAGIC = b"\x93NUMPY"
 PROBE_BYTES = 192
 """Enough for the preamble and header of nearly every file."""
 _LARGEST_SIZE = (1 << 63) - 1
+_MAX_DIMENSIONS = 255
+"""numpy stops at 64. Without any limit, the product of a hundred thousand sizes would take minutes."""
+_COMMON_BYTES = 512
 
 
 class Header(NamedTuple):
-    """What one header says. `dtype` is little-endian in description; `big` tells how the bytes are stored."""
+    """What one header says; `big` tells how the bytes are stored, `nbytes` how many there must be (0 for objects)."""
 
     dtype: DType
     shape: tuple[int, ...]
     big: bool
     fortran: bool
+    nbytes: int
+
+    @classmethod
+    def of(cls, dtype: DType, shape: tuple[int, ...], big: bool, fortran: bool) -> Self:
+        return cls(dtype, shape, big, fortran, dtype.nbytes(prod(shape)))
 
 
 def open(path: str | os.PathLike[str], limits: Limits = DEFAULT) -> Checkpoint:
@@ -79,10 +87,12 @@ def check_size(header: Header, found: int, *, ends_with_return: bool = False) ->
     """CorruptError unless `found` bytes of data are what the header promises."""
     if header.dtype is dtypes.OBJECT:
         return
-    expected = header.dtype.nbytes(prod(header.shape))
+    expected = header.nbytes
     if found == expected:
         return
     shape = shape_text(header.shape)
+    if expected > _LARGEST_SIZE:
+        raise CorruptError(f"the shape claims more than 2**63 bytes (found {found} of {header.dtype} {shape})")
     if found < expected:
         raise CorruptError(
             f"the data is cut short (expected {expected} bytes for {header.dtype} {shape}, found {found})",
@@ -119,7 +129,7 @@ def unpickled(name: str, header: Header, data: Extent | Stream, limits: Limits) 
             found.append(Text(full, "object", array))
             continue
         dtype, big, subshape = parse_descr(array.descr)
-        leaf = Header(dtype, array.shape + subshape, big, array.fortran)
+        leaf = Header.of(dtype, array.shape + subshape, big, array.fortran)
         content = Extent(MemoryFile(array.data, path_of(data)), 0, len(array.data))
         found.append(make_tensor(full, leaf, content, limits))
     return found
@@ -167,7 +177,8 @@ def parse_header(body: bytes, *, utf8: bool = False) -> Header:
         CorruptError: Not a literal dictionary with exactly the three keys, or a value of the wrong type.
         UnsupportedError: A type this toolkit does not carry.
     """
-    return _parse_cached(body) or (_parse_strict(body, utf8))
+    common = parse_common(body) if len(body) <= _COMMON_BYTES else None  # its cache keeps what it is given
+    return common or _parse_strict(body, utf8)
 
 
 _SIZE = rb"(?:0|[1-9][0-9]{0,17})"
@@ -179,16 +190,17 @@ _COMMON = re.compile(
 
 
 @lru_cache(maxsize=4096)
-def _parse_cached(body: bytes) -> Header | None:
+def parse_common(body: bytes) -> Header | None:
+    """The header if it is exactly what numpy writes for a simple type, else None."""
     match = _COMMON.fullmatch(body)
     if match is None:
         return None
     simple = _SIMPLE.get(match[1][1:].decode())
-    if simple is None or simple.swap > 8:
+    if simple is None or simple.descr is None or simple.swap > 8:
         return None
     sizes = match[3]
     shape = tuple(map(int, sizes.rstrip(b",").split(b","))) if sizes else ()
-    return Header(simple, shape, match[1][:1] == b">" and simple.swap > 1, match[2] == b"True")
+    return Header.of(simple, shape, match[1][:1] == b">" and simple.swap > 1, match[2] == b"True")
 
 
 def _parse_strict(body: bytes, utf8: bool) -> Header:
@@ -207,14 +219,20 @@ def _parse_strict(body: bytes, utf8: bool) -> Header:
     shape, fortran = fields["shape"], fields["fortran_order"]
     if type(shape) is not tuple:
         raise CorruptError(f"shape must be a tuple (found {_shown(shape)})")
-    for size in shape:
-        check_dimension(size)
+    _check_shape(shape)
     if type(fortran) is not bool:
         raise CorruptError(f"fortran_order must be True or False (found {_shown(fortran)})")
     dtype, big, subshape = parse_descr(fields["descr"])
     if subshape and fortran and len(shape) + len(subshape) > 1 and shape:
         raise UnsupportedError("a subarray type in Fortran order (numpy writes none)")
-    return Header(dtype, shape + subshape, big, fortran)
+    return Header.of(dtype, shape + subshape, big, fortran)
+
+
+def _check_shape(shape: tuple[object, ...]) -> None:
+    if len(shape) > _MAX_DIMENSIONS:
+        raise LimitError(f"too many dimensions (expected at most {_MAX_DIMENSIONS}, found {len(shape)})")
+    for size in shape:
+        check_dimension(size)
 
 
 def check_dimension(size: object) -> None:
@@ -277,8 +295,7 @@ def parse_descr(descr: object, depth: int = 0) -> tuple[DType, bool, tuple[int, 
 
 def _subshape(shape: object) -> tuple[int, ...]:
     sizes = shape if isinstance(shape, tuple) else (shape,)
-    for size in sizes:
-        check_dimension(size)
+    _check_shape(sizes)
     return sizes
 
 

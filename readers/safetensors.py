@@ -27,6 +27,8 @@ from convert.tensor import Checkpoint, Extent, Tensor
 
 _LENGTH_BYTES = 8
 _LARGEST_SIZE = (1 << 64) - 1
+_MAX_DIMENSIONS = 255
+"""Far more than any array library has. Without a limit, the product of a million sizes would take minutes."""
 _AGAIN = "download or copy the file again"
 
 
@@ -194,6 +196,8 @@ def _tensor(name: str, entry: object, file: SourceFile, data_begin: int) -> tupl
         raise CorruptError("shape and data_offsets must be arrays")
     if len(offsets) != 2:
         raise CorruptError(f"data_offsets must have two entries (found {len(offsets)})")
+    if len(shape) > _MAX_DIMENSIONS:
+        raise LimitError(f"too many dimensions (expected at most {_MAX_DIMENSIONS}, found {len(shape)})")
     bits = dtype.bits
     for size in shape:
         if type(size) is not int or not 0 <= size <= _LARGEST_SIZE:

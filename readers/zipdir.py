@@ -9,6 +9,7 @@ from __future__ import annotations
 import stat
 import struct
 import zlib
+from collections.abc import Iterator
 from typing import NamedTuple
 
 from convert.errors import CorruptError, LimitError, UnsupportedError, quoted
@@ -38,9 +39,12 @@ class Entry(NamedTuple):
 
 
 class Directory(NamedTuple):
-    """All members, where the directory begins, and the comment of the archive."""
+    """All members, where the directory begins, and the comment of the archive.
 
-    entries: list[Entry]
+    The members are made one at a time: of a hundred thousand, only what becomes of them is kept.
+    """
+
+    entries: Iterator[Entry]
     begin: int
     comment: bytes
 
@@ -65,15 +69,17 @@ def read_directory(file: SourceFile, limits: Limits) -> Directory:
         raise LimitError(
             f"the directory is too long (expected at most {limits.directory_bytes} bytes, found {end.size})"
         )
-    data = file.read(end.begin, end.size)
-    entries: list[Entry] = []
-    at = 0
+    return Directory(_entries(file.read(end.begin, end.size), end), end.begin, end.comment)
+
+
+def _entries(data: bytes, end: _End) -> Iterator[Entry]:
+    at = count = 0
     while at < len(data):
         entry, at = _entry(data, at, end.begin)
-        entries.append(entry)
-    if len(entries) != end.members and len(entries) & 0xFFFF != end.members:
-        raise CorruptError(f"the directory is incomplete (expected {end.members} members, found {len(entries)})")
-    return Directory(entries, end.begin, end.comment)
+        count += 1
+        yield entry
+    if end.members not in (count, count & 0xFFFF):
+        raise CorruptError(f"the directory is incomplete (expected {end.members} members, found {count})")
 
 
 def _find_end(file: SourceFile) -> _End:

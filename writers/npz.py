@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple
 
 from convert import dtypes
-from convert.codec import DEFLATE_END, crc32, crc32_combine, deflate_block
+from convert.codec import DEFAULT_LEVEL, DEFLATE_END, crc32, crc32_combine, deflate_block
 from convert.errors import ConvertError, InputError, PolicyError, gather
 from convert.memory import dump_metadata, dump_origin
 from convert.output import OutputFile, committed
@@ -76,7 +76,23 @@ def check(plan: Plan) -> list[ConvertError]:
             continue
         hint = "--rename REGEX=REPLACEMENT changes it"
         problems.append(PolicyError(message, path=tensor.path, tensor=name, hint=hint))
-    return problems
+    return problems + _blobs_named_like_arrays(plan)
+
+
+def _blobs_named_like_arrays(plan: Plan) -> list[ConvertError]:
+    """A blob keeps its whole name, an array's member has `.npy` added; they must not meet."""
+    blobs = [tensor for tensor in plan.tensors if tensor.dtype is dtypes.BLOB]
+    arrays = {tensor.name + ".npy" for tensor in plan.tensors if tensor.dtype is not dtypes.BLOB} if blobs else set()
+    return [
+        PolicyError(
+            "an array would have the same member name",
+            path=blob.path,
+            tensor=blob.name,
+            hint="--rename REGEX=REPLACEMENT changes it; --policy blob=skip leaves it out",
+        )
+        for blob in blobs
+        if blob.name in arrays
+    ]
 
 
 class _Member:
@@ -145,7 +161,7 @@ def write(plan: Plan, settings: Settings) -> OutputFile:
             end = _write_stored(members, output, settings)
         else:
             members = [_Member(tensor, _DEFLATED) for tensor in plan.tensors]
-            end = _Deflating(output, settings).write(members)
+            end = _Deflating(members, output, settings).write()
         output.write_at(end, _directory(members, end, comment))
     return output
 
@@ -179,7 +195,7 @@ class _Block(NamedTuple):
     """A piece of a member: `data` is deflated on its own, so that threads can share one tensor."""
 
     member: _Member
-    data: bytes
+    data: memoryview
     is_first: bool
     is_last: bool
 
@@ -193,39 +209,54 @@ class _Packed(NamedTuple):
 class _Deflating:
     """Deflates members in blocks, in parallel, and writes them in order."""
 
-    def __init__(self, output: OutputFile, settings: Settings) -> None:
+    def __init__(self, members: list[_Member], output: OutputFile, settings: Settings) -> None:
         self._output = output
         self._settings = settings
-        self._level = settings.level or 6
+        self._level = settings.level or DEFAULT_LEVEL
         self._at = 0
         self._problems: list[ConvertError] = []
+        self._pieces = self._cut(members)
 
-    def write(self, members: list[_Member]) -> int:
+    def write(self) -> int:
         """Returns where the last member ends."""
-        in_order(self._blocks(members), self._pack, self._put, self._settings.jobs)
+        in_order(self._draw, self._pack, self._put, self._settings.jobs)
         if self._problems:
             raise gather(self._problems)
         return self._at
 
-    def _blocks(self, members: list[_Member]) -> Iterator[_Block]:
-        """Blocks have the same borders whatever the number of threads."""
+    def _cut(self, members: list[_Member]) -> Iterator[_Block]:
+        """Blocks without the header, valid until the next; their borders do not depend on the number of threads."""
         for member in members:
-            held = member.head
-            first = True
+            left = member.tensor.nbytes
             try:
-                for chunk in chunks(member.tensor, _BLOCK_BYTES):
-                    if len(held) >= _BLOCK_BYTES:
-                        yield _Block(member, held, first, False)
-                        held, first = b"", False
-                    held = held + bytes(chunk) if held else bytes(chunk)
+                if not left:
+                    for _ in chunks(member.tensor, _BLOCK_BYTES):
+                        pass  # a checksum is owed even so
+                    yield _Block(member, memoryview(b""), True, True)
+                first = True
+                for chunk in chunks(member.tensor, _BLOCK_BYTES) if left else ():
+                    left -= len(chunk)
+                    yield _Block(member, chunk, first, not left)
+                    first = False
             except (InputError, PolicyError) as err:
                 self._problems.extend(err.problems)  # go on, so that all damaged tensors are named together
-                continue
-            yield _Block(member, held, first, True)
+
+    def _draw(self, buffer: bytearray) -> _Block | None:
+        """The next block with its bytes in the buffer, after the header if it is a member's first."""
+        block = next(self._pieces, None)
+        if block is None:
+            return None
+        head = block.member.head if block.is_first else b""
+        size = len(head) + len(block.data)
+        if len(buffer) < size:
+            buffer.extend(bytes(size - len(buffer)))
+        view = memoryview(buffer)
+        view[: len(head)] = head
+        view[len(head) : size] = block.data
+        return block._replace(data=view[:size])
 
     def _pack(self, block: _Block) -> _Packed:
-        packed = deflate_block(block.data, self._level)
-        return _Packed(block, packed + DEFLATE_END if block.is_last else packed, crc32(block.data))
+        return _Packed(block, deflate_block(block.data, self._level), crc32(block.data))
 
     def _put(self, packed: _Packed) -> None:
         block, member = packed.block, packed.block.member
@@ -233,9 +264,10 @@ class _Deflating:
             member.offset = self._at
             self._at += member.local_bytes
             member.crc, member.packed = 0, 0
-        self._output.write_at(self._at, packed.data)
-        self._at += len(packed.data)
-        member.packed += len(packed.data)
+        for data in (packed.data, DEFLATE_END) if block.is_last else (packed.data,):
+            self._output.write_at(self._at, data)
+            self._at += len(data)
+            member.packed += len(data)
         member.crc = crc32_combine(member.crc, packed.crc, len(block.data))
         if block.is_last:
             self._output.write_at(member.offset, member.local())

@@ -40,6 +40,15 @@ def check(plan: Plan) -> list[ConvertError]:
     """The reserved name, and sub-byte tensors that end within a byte."""
     problems: list[ConvertError] = []
     for tensor in plan.tensors:
+        if tensor.dtype.kind == "subbyte" and tensor.count * tensor.dtype.bits % 8:
+            problems.append(
+                PolicyError(
+                    f"{tensor.count} elements of {tensor.dtype} do not fill whole bytes",
+                    path=tensor.path,
+                    tensor=tensor.name,
+                    hint="pad its last axis",
+                )
+            )
         if tensor.name == "__metadata__":
             problems.append(
                 PolicyError(

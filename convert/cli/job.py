@@ -185,7 +185,7 @@ def run(
                 paths[-1],
                 format=source_format,
                 to=to,
-                compress=True if compress == 0 else compress,
+                compress=compress,
                 byteorder=byteorder,
                 order=order,
                 align=align,

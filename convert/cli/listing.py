@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -10,7 +11,12 @@ import typer
 from convert.errors import ConvertError, gather, printable, quoted
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from convert.tensor import Checkpoint, Tensor
+
+_UNBOUNDED = 10_000
+"""Columns."""
 
 
 def ls(
@@ -69,13 +75,12 @@ def _write_json(file: str, checkpoint: Checkpoint) -> None:
 
 def _write_table(file: str, checkpoint: Checkpoint) -> None:
     from rich import box
-    from rich.console import Console
     from rich.table import Table
     from rich.text import Text
 
     from convert.cli.job import human
 
-    console = Console(soft_wrap=False)
+    console = _console()
     table = Table(box=box.SIMPLE, title_justify="left", title=Text(printable(file)), pad_edge=False)
     for title, justify in (
         ("name", "left"),
@@ -157,13 +162,20 @@ def _dump(value: object) -> int:
 
 def _print_table(titles: tuple[str, ...], rows: list[tuple[Any, ...]]) -> int:
     from rich import box
-    from rich.console import Console
     from rich.table import Table
+    from rich.text import Text
 
     table = Table(box=box.SIMPLE, pad_edge=False)
     for title in titles:
         table.add_column(title, overflow="fold")
     for row in rows:
-        table.add_row(*map(str, row))
-    Console().print(table)
+        table.add_row(*(Text(printable(cell)) for cell in row))
+    _console().print(table)
     return 0
+
+
+def _console() -> Console:
+    """As wide as the terminal; in a pipe or file as wide as it takes, so that every name stays on its line."""
+    from rich.console import Console
+
+    return Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else _UNBOUNDED)

@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
+import gc
+import io
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from types import FrameType
 from typing import Annotated, Any
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from convert.errors import ConvertError
+from convert.errors import ConvertError, OutputError
 from convert.version import __version__
 
 _MAIN = "SOURCE"
@@ -20,8 +25,39 @@ _GROUP_OPTIONS = ("--help", "-h", "--version", "--install-completion", "--show-c
 EXIT_BUG, EXIT_INTERRUPTED = 1, 130
 
 
+class _StoppedError(Exception):
+    """Ctrl-C, or a request to end."""
+
+
+class _NoReaderError(Exception):
+    """Whoever read our output has closed the pipe."""
+
+
+@contextlib.contextmanager
+def _ours() -> Iterator[None]:
+    """Typer and rich have answers of their own to these two, which differ from version to version."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        raise _StoppedError from None
+    except BrokenPipeError:
+        raise _NoReaderError from None
+    except SystemExit as err:
+        if err.code == 1:  # rich, when the pipe is closed
+            raise _NoReaderError from None
+        raise
+
+
 class _Group(TyperGroup):
     """A first argument that is no sub-command is the main job."""
+
+    def make_context(self, *args: Any, **options: Any) -> Any:
+        with _ours():
+            return super().make_context(*args, **options)
+
+    def invoke(self, ctx: Any) -> Any:
+        with _ours():
+            return super().invoke(ctx)
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         visible = [name for name in self.commands if name != _MAIN]
@@ -45,7 +81,9 @@ class _Main(TyperCommand):
                 given += args[index:]
                 break
             if arg == "--compress" and not (index + 1 < len(args) and args[index + 1].isdecimal()):
-                arg = "--compress=0"
+                from convert.codec import DEFAULT_LEVEL
+
+                arg = f"--compress={DEFAULT_LEVEL}"
             given.append(arg)
         ctx.info_name = ctx.info_name if ctx.info_name != _MAIN else ""
         return super().parse_args(ctx, given)
@@ -100,19 +138,29 @@ def main(argv: list[str] | None = None) -> None:
 
 def run(argv: list[str]) -> int:
     """Run the program and return its exit status."""
+    gc.disable()  # a conversion makes no cycles worth looking for among its many small objects
     _install()
     if hasattr(signal, "SIGTERM") and os.name != "nt":
         signal.signal(signal.SIGTERM, _terminated)  # what is half done is cleaned up as after Ctrl-C
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # names may hold what the terminal's encoding lacks
     try:
         result = app(argv, prog_name="convert", standalone_mode=False)
+        sys.stdout.flush()
     except ConvertError as err:
         return fail(err)
-    except (KeyboardInterrupt, typer.Abort):
+    except (_StoppedError, KeyboardInterrupt, typer.Abort):
         sys.stderr.write("interrupted; nothing was written\n")
         return EXIT_INTERRUPTED
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (_NoReaderError, BrokenPipeError):
+        _give_up_stdout()
         return 0
+    except OSError as err:
+        if err.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO):
+            raise
+        _give_up_stdout()
+        return fail(OutputError(f"the output cannot be written: {err.strerror}"))
     except typer.Exit as err:
         return err.exit_code
     except Exception as err:
@@ -122,6 +170,11 @@ def run(argv: list[str]) -> int:
         show()
         return int(getattr(err, "exit_code", 2))
     return result if isinstance(result, int) else 0
+
+
+def _give_up_stdout() -> None:
+    """Nothing more can be written there, nor need Python try when it ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def fail(err: ConvertError) -> int:
