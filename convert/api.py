@@ -64,10 +64,7 @@ def open(source: Path | Sequence[Path], *, format: str | None = None, limits: Li
 
 def _open_file(path: str, format: str | None, limits: Limits) -> Checkpoint:
     if format is not None:
-        row = formats.by_name(format)
-        if not row.reader:
-            raise UsageError(f"{row.name} can only be written", hint="convert formats shows what can be read")
-        checkpoint: Checkpoint = row.load_reader().open(path, limits)
+        checkpoint: Checkpoint = formats.by_name(format).load_reader().open(path, limits)
         return checkpoint
     file = SourceFile(path)
     try:
@@ -115,14 +112,14 @@ def _open_folder(folder: str, limits: Limits) -> list[Checkpoint]:
 
 def _gathered(opened: list[Checkpoint], paths: list[str]) -> Checkpoint:
     """One checkpoint for several."""
-    names: dict[str, str] = {}
+    names: dict[str, Checkpoint] = {}
     metadata: dict[str, str] = {}
     for checkpoint in opened:
         for tensor in checkpoint.tensors:
-            other = names.setdefault(tensor.name, checkpoint.path)
-            if other != checkpoint.path:
+            other = names.setdefault(tensor.name, checkpoint)
+            if other is not checkpoint:
                 raise CorruptError(
-                    f"the name is taken by a tensor of {other}",
+                    f"the name is taken by a tensor of {other.path}",
                     path=checkpoint.path,
                     tensor=tensor.name,
                     hint="convert the files one by one, or give their folder as the source",

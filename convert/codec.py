@@ -74,11 +74,12 @@ def deflate_block(data: memoryview, level: int) -> bytes:
     if reusable is not None and level in _ISAL_LEVELS:
         # What isal's own threaded gzip uses: it keeps its state and buffer from block to block. Without it every block
         # costs several large allocations, and the kernel more time than the deflating.
-        key, compressor = getattr(_own, "compressor", (None, None))
-        wanted = (level, len(data) + len(data) // 8 + 4096)
-        if compressor is None or key[0] != level or key[1] < wanted[1]:
-            compressor = reusable(buffersize=wanted[1], level=_ISAL_LEVELS[level])
-            _own.compressor = (wanted, compressor)
+        room = len(data) + len(data) // 8 + 4096
+        kept: tuple[int, int, Any] = getattr(_own, "compressor", (0, 0, None))
+        kept_level, kept_room, compressor = kept
+        if kept_level != level or kept_room < room:
+            compressor = reusable(buffersize=room, level=_ISAL_LEVELS[level])
+            _own.compressor = (level, room, compressor)
         block: bytes = compressor.compress_and_crc(data, b"")[0]
         return block
     if isal_zlib is not None and level in _ISAL_LEVELS:

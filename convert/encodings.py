@@ -95,8 +95,16 @@ def widened(tensor: Tensor) -> Tensor:
 
 
 def _long_double(tensor: Tensor, mode: str, inf: bool) -> Tensor:
+    """Long doubles as float64. This reads the tensor now, in bounded memory, until its bytes prove that it is x87.
+
+    Nearly always that is its first chunk; a damaged file may come to light here.
+    """
+    from convert.longdouble import prove_x87
+
     pair = tensor.dtype.name.startswith("complex")
     item = tensor.dtype.item_bytes // 2 if pair else tensor.dtype.item_bytes
+    # In stored order, whatever that is: turning a Fortran-order tensor only to look at it would be costly.
+    prove_x87(tensor.changed(stored_fortran=False, fortran=False).chunks(), item)
     step = Step(item, 8, partial(_from_x87, item, mode, inf))
     return _stepped(tensor, BY_NAME["complex128" if pair else "float64"], step)
 

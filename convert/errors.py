@@ -150,6 +150,7 @@ def gather(problems: list[ConvertError]) -> ConvertError:
     if len(flat) == 1:
         return flat[0]
     for kind in (OutputError, InputError, UsageError, PolicyError):
-        if any(isinstance(p, kind) for p in flat):
-            return kind(f"{len(flat)} problems", problems=flat)
+        found = {type(p) for p in flat if isinstance(p, kind)}
+        if found:  # what one problem would raise, several of its type raise too
+            return (found.pop() if len(found) == 1 else kind)(f"{len(flat)} problems", problems=flat)
     return ConvertError(f"{len(flat)} problems", problems=flat)

@@ -11,6 +11,7 @@ import os
 import stat
 import tempfile
 import threading
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Self
 
@@ -129,6 +130,23 @@ class SourceFile:
         buffer = bytearray(count)
         self.readinto(offset, memoryview(buffer))
         return bytes(buffer)
+
+    def reader_at(self, begin: int) -> Callable[[int, memoryview], None]:
+        """`readinto` with offsets counted from `begin`, for very many short reads."""
+        io, slow = self._io, self.readinto
+        if io is None or not _POSITIONED:
+            return lambda offset, view: slow(begin + offset, view)
+        fd, preadv = io.fd, os.preadv
+
+        def read(offset: int, view: memoryview) -> None:
+            try:
+                done = preadv(fd, (view,), begin + offset)
+            except OSError as err:
+                raise unreadable(self.path, err) from err
+            if done != len(view):
+                slow(begin + offset, view)
+
+        return read
 
     def check_unchanged(self) -> None:
         """InputError if the file was modified since it was opened."""

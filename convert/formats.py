@@ -36,7 +36,13 @@ class Format:
     about: str
 
     def load_reader(self) -> Any:
-        """The reader module."""
+        """The reader module.
+
+        Raises:
+            UsageError: The format is only written.
+        """
+        if not self.reader:
+            raise UsageError(f"{self.name} can only be written", hint="convert formats shows what can be read")
         return importlib.import_module(self.reader)
 
     def load_writer(self) -> Any:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import TypeVar, cast
 
 from convert.errors import ConvertError, InputError, PolicyError, gather
@@ -27,13 +28,21 @@ def default_jobs() -> int:
     return max(1, min(cores, _quota_cores(cores), MAX_JOBS))
 
 
+_QUOTAS = (
+    ("/sys/fs/cgroup/cpu.max",),  # version 2: quota and period, or max
+    ("/sys/fs/cgroup/cpu/cpu.cfs_quota_us", "/sys/fs/cgroup/cpu/cpu.cfs_period_us"),  # version 1: -1 for no quota
+)
+
+
 def _quota_cores(cores: int) -> int:
-    try:
-        with open("/sys/fs/cgroup/cpu.max") as file:
-            quota, period = file.read().split()[:2]
-        return cores if quota == "max" else -(-int(quota) // int(period))
-    except (OSError, ValueError, ZeroDivisionError):
-        return cores
+    """Cores that the control group's quota amounts to, rounded up; `cores` where there is none."""
+    for paths in _QUOTAS:
+        try:
+            quota, period = " ".join(Path(path).read_text() for path in paths).split()[:2]
+            return cores if quota in ("max", "-1") else -(-int(quota) // int(period))
+        except (OSError, ValueError, ZeroDivisionError):
+            continue
+    return cores
 
 
 Work = Callable[[memoryview], None]

@@ -46,6 +46,8 @@ def needs_turn(tensor: Tensor) -> bool:
 
 def chunks(tensor: Tensor, chunk_bytes: int = CHUNK_BYTES) -> Iterator[memoryview]:
     """The tensor's bytes in order; see `Tensor.chunks`."""
+    if tensor.problem is not None:
+        raise tensor.problem
     try:
         if needs_turn(tensor):
             from convert.turning import turned_chunks
@@ -103,12 +105,19 @@ class Slot:
         head_bytes: Room before the data for a header that is written once the checksum is known.
         seed: CRC-32 of what the target's checksum covers before the data, or None if none is kept.
         crc: The target's checksum, once filled.
+        tag: Whatever the writer wants to find again in `Head`.
     """
 
-    __slots__ = ("crc", "head_bytes", "offset", "out", "seed", "tensor")
+    __slots__ = ("crc", "head_bytes", "offset", "out", "seed", "tag", "tensor")
 
     def __init__(
-        self, tensor: Tensor, out: OutputFile | Spool, offset: int, head_bytes: int = 0, seed: int | None = None
+        self,
+        tensor: Tensor,
+        out: OutputFile | Spool,
+        offset: int,
+        head_bytes: int = 0,
+        seed: int | None = None,
+        tag: object = None,
     ) -> None:
         self.tensor = tensor
         self.out = out
@@ -116,6 +125,7 @@ class Slot:
         self.head_bytes = head_bytes
         self.seed = seed
         self.crc = 0
+        self.tag = tag
 
 
 Head = Callable[[Slot], bytes]
@@ -147,7 +157,7 @@ class Filler:
             tensor = slot.tensor
             data = tensor.data
             turn = tensor.stored_fortran and needs_turn(tensor)
-            if isinstance(data, Extent) and data.nbytes <= SMALL_BYTES and not turn:
+            if data.nbytes <= SMALL_BYTES and not turn:
                 begin = slot.offset - slot.head_bytes
                 if group and (begin != group_end or group_bytes > CHUNK_BYTES or slot.out is not group[0].out):
                     yield partial(self._small, group)
@@ -175,15 +185,19 @@ class Filler:
         problems: list[ConvertError] = []
         for slot in group:
             tensor = slot.tensor
-            data = cast(Extent, tensor.data)
-            content: Buffer = data.file.read(data.offset, data.nbytes)
+            data = tensor.data
+            content: Buffer = b""
             try:
-                if data.crc is not None and crc32(content, data.seed) != data.crc:
-                    check_crc(data, crc32(content, data.seed))
+                if isinstance(data, Extent):
+                    content = data.file.read(data.offset, data.nbytes)
+                    if data.crc is not None and (crc := crc32(content, data.seed)) != data.crc:
+                        check_crc(data, crc)
+                else:
+                    content = b"".join(data.chunks(SMALL_BYTES))
                 if tensor.steps or tensor.stored_big or tensor.big:
                     content = pipe_of(tensor).apply(memoryview(bytearray(content)), 0)
-            except ConvertError as err:
-                problems.append(err.at(tensor.path, tensor.name))
+            except (InputError, PolicyError) as err:
+                problems += [problem.at(tensor.path, tensor.name) for problem in err.problems]
             if slot.seed is not None:
                 slot.crc = crc32(content, slot.seed)
             if head is not None:

@@ -22,7 +22,7 @@ from convert.threads import Work
 from convert.transfer import Slot, check_crc, stored_chunks
 from convert.transpose import TILE_BYTES, Tile, Turner, slabs, tiles, write_tile
 
-_TILES_BYTES = 40 << 20
+_TILES_BYTES = 48 << 20
 """What the tiles of all threads together may hold; with numpy and the rest of the process it stays below 128 MiB."""
 
 _own = threading.local()
@@ -159,7 +159,13 @@ def _name(err: Exception, tensor: Tensor) -> None:
 
 
 def _reader(data: Extent) -> Callable[[int, memoryview], None]:
-    begin, readinto = data.offset, data.file.readinto
+    """Reads relative to the tensor; a tile asks for many thousand short runs, so every call counts."""
+    begin = data.offset
+    at = getattr(data.file, "reader_at", None)
+    if at is not None:
+        reader: Callable[[int, memoryview], None] = at(begin)
+        return reader
+    readinto = data.file.readinto
 
     def read(offset: int, view: memoryview) -> None:
         readinto(begin + offset, view)

@@ -13,6 +13,7 @@ if TYPE_CHECKING:
     from readers.zipdir import Entry
 
 _READ_BYTES = 64 << 10
+_SMALL_BYTES = 64 << 10
 _MAX_DICTIONARY_BYTES = 128 << 20
 """xz's strongest preset uses 64 MiB; a larger dictionary is a claim on memory, not a need."""
 
@@ -97,6 +98,12 @@ class Compressed:
 
     def chunks(self, chunk_bytes: int) -> Iterator[memoryview]:
         """See `convert.tensor.Stream`."""
+        if self._size <= _SMALL_BYTES and chunk_bytes >= self.nbytes:
+            whole = b"".join(self._inflated(_SMALL_BYTES, None))
+            self._check(crc32(whole))
+            if self.nbytes:
+                yield memoryview(whole)[self._skip :]
+            return
         room = memoryview(bytearray(max(min(chunk_bytes, self.nbytes), 1)))
         held, crc, skip = 0, 0, self._skip
         waiting = False
@@ -116,13 +123,16 @@ class Compressed:
                 held += take
                 view = view[take:]
                 waiting = held == len(room)
+        self._check(crc)
+        if held:
+            yield room[:held]
+
+    def _check(self, crc: int) -> None:
         if crc != self._crc:
             raise CorruptError(
                 f"CRC-32 mismatch: the stored bytes are damaged (expected {self._crc:08x}, found {crc:08x})",
                 hint="copy or download the file again; --exclude leaves this tensor out",
             )
-        if held:
-            yield room[:held]
 
     def _inflated(self, piece_bytes: int, stop: int | None) -> Iterator[bytes]:
         """The whole member in pieces, then proof that it ends there; with `stop`, just its first bytes."""

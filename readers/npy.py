@@ -255,7 +255,7 @@ _SIMPLE |= {d.descr: d for d in dtypes.LONG_DOUBLES.values() if d.descr}
 _SIMPLE |= {"f1": dtypes.BY_NAME["float8_e5m2"], "g2": dtypes.BY_NAME["bfloat16"]}
 """By type string. ml_dtypes writes float8_e5m2 as <f1, and nothing else does; the bfloat16 package writes <g2."""
 
-_TYPE = re.compile(r"([<>|=]?)(?:([a-zA-Z])([0-9]{0,18})|([Mm])8(?:\[([^\]]*)\])?)")
+_TYPE = re.compile(r"([<>|=]?)(?:([a-ln-zA-LN-Z])([0-9]{0,18})|([Mm])8(?:\[([^\]]*)\])?)")
 _PLATFORM = {
     "l": "a C long, 4 or 8 bytes by platform",
     "L": "an unsigned C long, 4 or 8 bytes by platform",
@@ -310,10 +310,12 @@ def _parse_string(descr: str) -> tuple[DType, bool]:
         raise _unknown(descr)
     mark, letter, digits, time, unit = match.groups()
     if time:
-        dtype = dtypes.by_name(("datetime64" if time == "M" else "timedelta64") + (f"[{unit}]" if unit else ""))
+        dtype = dtypes.by_name(("datetime64" if time == "M" else "timedelta64") + ("" if unit is None else f"[{unit}]"))
         if dtype is None:
             raise _unknown(descr)
         return dtype, mark == ">"
+    if descr == ">V2":
+        return dtypes.BY_NAME["bfloat16"], True  # a big-endian ml_dtypes array; numpy's own void types have no order
     if letter in "SaUV" and digits:
         dtype = dtypes.sized("S" if letter == "a" else letter, int(digits), mark if mark in ("<", "|") else "|")
         return dtype, mark == ">" and dtype.swap > 1

@@ -213,9 +213,10 @@ def _tensor(file: SourceFile, entry: Entry, begin: int, start: bytes, limits: Li
     if entry.method == 0:
         if entry.packed_size != entry.size:
             raise CorruptError(f"a stored member with two sizes (expected {entry.size}, found {entry.packed_size})")
-        read = partial(_stored_start, file, begin, entry.size, start)
+        read = partial(_first, start, entry.size, partial(file.read, begin))
     elif method is not None:
-        read = Compressed(file, begin, entry, method, 0).start
+        whole = Compressed(file, begin, entry, method, 0)
+        read = partial(_first, whole.start(npy.PROBE_BYTES), entry.size, whole.start)
     else:
         raise UnsupportedError(
             f"unsupported compression method {entry.method} ({method_name(entry.method)}; expected stored, deflate, "
@@ -238,9 +239,10 @@ def _tensor(file: SourceFile, entry: Entry, begin: int, start: bytes, limits: Li
     return tensor
 
 
-def _stored_start(file: SourceFile, begin: int, size: int, start: bytes, count: int) -> bytes:
+def _first(known: bytes, size: int, more: Callable[[int], bytes], count: int) -> bytes:
+    """The first `count` of a member's `size` bytes; `known` are those that came along with its header."""
     count = min(count, size)
-    return start[:count] if count <= len(start) else file.read(begin, count)
+    return known[:count] if count <= len(known) else more(count)
 
 
 def _blob(file: SourceFile, entry: Entry, begin: int, method: Method | None, first: bytes) -> Tensor:

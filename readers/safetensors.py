@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable
-from typing import Any, NoReturn
+from typing import Any, NamedTuple, NoReturn
 
 from convert.dtypes import BY_CODE
 from convert.errors import ConvertError, CorruptError, LimitError, UnsupportedError, quoted
@@ -80,10 +80,13 @@ def _header(file: SourceFile, limits: Limits) -> tuple[dict[str, Any], int]:
         ) from err
     if text[0] != "{":
         raise CorruptError(f"the header is not a JSON object (expected '{{' at byte 8, found {text[0]!r})")
-    return _parse(text), _LENGTH_BYTES + count
+    header = _parse(text)
+    if isinstance(header, _Entry):
+        header = header._asdict()
+    return header, _LENGTH_BYTES + count
 
 
-def _parse(text: str) -> dict[str, Any]:
+def _parse(text: str) -> dict[str, Any] | _Entry:
     try:
         return json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)  # type: ignore[no-any-return]
     except CorruptError:
@@ -93,7 +96,18 @@ def _parse(text: str) -> dict[str, Any]:
         raise CorruptError(f"invalid JSON in the header: {what}") from err
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+class _Entry(NamedTuple):
+    """A tensor's entry; takes far less memory than the dictionary, of which there may be very many at once."""
+
+    dtype: Any
+    shape: Any
+    data_offsets: Any
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any] | _Entry:
+    """The object, as an entry if it has exactly the fields of one in the usual order."""
+    if len(pairs) == 3 and tuple(key for key, _ in pairs) == _Entry._fields:
+        return _Entry(*(value for _, value in pairs))
     found = dict(pairs)
     if len(found) != len(pairs):
         seen: set[str] = set()
@@ -111,6 +125,8 @@ def _no_constant(name: str) -> NoReturn:
 def _metadata(value: object) -> dict[str, str]:
     if value is None:
         return {}
+    if isinstance(value, _Entry):
+        value = value._asdict()
     if not isinstance(value, dict):
         raise CorruptError(f"__metadata__ is reserved for an object of strings (found {_kind(value)})")
     for key, text in value.items():
@@ -180,13 +196,7 @@ def _tensors(header: dict[str, Any], file: SourceFile, data_begin: int) -> list[
 
 
 def _tensor(name: str, entry: object, file: SourceFile, data_begin: int) -> tuple[int, int, Tensor]:
-    if type(entry) is not dict:
-        raise CorruptError(f"the entry is not an object (found {_kind(entry)})")
-    try:
-        code, shape, offsets = entry["dtype"], entry["shape"], entry["data_offsets"]
-    except KeyError as err:
-        hint = "a file of a version before 0.2; save it again with a current library" if "offsets" in entry else None
-        raise CorruptError(f"{err.args[0]} is missing from the entry (found {_listed(entry)})", hint=hint) from None
+    code, shape, offsets = entry if type(entry) is _Entry else _entry(entry)
     dtype = BY_CODE.get(code) if type(code) is str else None
     if dtype is None:
         hint = f"codes are upper case: {code.upper()}" if type(code) is str and code.upper() in BY_CODE else None
@@ -222,6 +232,17 @@ def _tensor(name: str, entry: object, file: SourceFile, data_begin: int) -> tupl
             f"found {end - begin})"
         )
     return begin, end, Tensor(name, dtype, tuple(shape), Extent(file, data_begin + begin, end - begin))
+
+
+def _entry(entry: object) -> _Entry:
+    """The three values of an entry in an unusual form: other order, other fields besides."""
+    if type(entry) is not dict:
+        raise CorruptError(f"the entry is not an object (found {_kind(entry)})")
+    try:
+        return _Entry(*(entry[key] for key in _Entry._fields))
+    except KeyError as err:
+        hint = "a file of a version before 0.2; save it again with a current library" if "offsets" in entry else None
+        raise CorruptError(f"{err.args[0]} is missing from the entry (found {_listed(entry)})", hint=hint) from None
 
 
 def _shown(value: object) -> str:

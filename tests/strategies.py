@@ -1,4 +1,4 @@
-"""Shared hypothesis strategies: names, shapes, types, memory layouts, byte orders, chunk sizes.
+"""Shared hypothesis strategies (names, shapes, types, memory layouts, byte orders, chunk sizes) and reference writers.
 
 Every dimension that has bitten a converter is drawn often: 0-d, zero lengths, big-endian, negative strides, names that
 are keywords elsewhere. Nothing here imports the product.
@@ -6,6 +6,7 @@ are keywords elsewhere. Nothing here imports the product.
 
 from __future__ import annotations
 
+import io
 import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import numpy.typing as npt
+import safetensors
 from hypothesis import strategies as st
 
 from . import oracle
@@ -21,6 +23,25 @@ Array = npt.NDArray[Any]
 
 SETTINGS: dict[str, Any] = {"deadline": None, "print_blob": True}
 """Tests never time things; a failure prints what reproduces it."""
+
+# --- what the references write and read ---------------------------------------------------------------------------
+
+REFERENCE: Any = safetensors
+"""The library, whose stubs leave much untyped."""
+
+
+def npy_bytes(array: Array) -> bytes:
+    """The file `np.save` writes."""
+    stream = io.BytesIO()
+    np.save(stream, array)
+    return stream.getvalue()
+
+
+def savez(path: Any, arrays: Mapping[str, Array], *, compressed: bool = False) -> None:
+    """`np.savez`, or its compressed form."""
+    save: Any = np.savez_compressed if compressed else np.savez
+    save(path, **arrays)
+
 
 # --- names -------------------------------------------------------------------------------------------------------
 

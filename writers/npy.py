@@ -54,6 +54,15 @@ def check(plan: Plan) -> list[ConvertError]:
         ]
     problems: list[ConvertError] = []
     for tensor, path in zip(plan.tensors, file_names([t.name for t in plan.tensors]), strict=True):
+        if not tensor.name:
+            problems.append(
+                PolicyError(
+                    "an empty name makes a hidden file",
+                    path=plan.target,
+                    tensor="",
+                    hint="--rename '^$=NAME' gives it another",
+                )
+            )
         longest = max(len(part.encode("utf-8", "replace")) for part in path.split("/"))
         if longest > _MAX_NAME_BYTES:
             problems.append(

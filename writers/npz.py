@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from convert import dtypes
 from convert.codec import DEFAULT_LEVEL, DEFLATE_END, crc32, crc32_combine, deflate_block
@@ -43,6 +43,8 @@ _ALIGN_FIELD = 0xD935
 _MAX_NAME_BYTES = 0xFFFF
 MAX_ALIGN = 1 << 15
 _BLOCK_BYTES = 1 << 20
+_TOGETHER_BYTES = 128 << 10
+"""Members smaller than this are deflated several at a time, so that threads need not meet for each."""
 _STORED, _DEFLATED = 0, 8
 
 
@@ -169,25 +171,25 @@ def write(plan: Plan, settings: Settings) -> OutputFile:
 def _write_stored(members: list[_Member], output: OutputFile, settings: Settings) -> int:
     """All places are known beforehand, so members are filled in any order."""
     at = 0
-    slots: list[Slot] = []
-    by_slot: dict[Slot, _Member] = {}
     for member in members:
         member.offset = at
         if settings.align > 1:
             member.align(settings.align)
-        head_bytes = member.local_bytes + len(member.head)
-        slot = Slot(member.tensor, output, at + head_bytes, head_bytes, crc32(member.head))
-        slots.append(slot)
-        by_slot[slot] = member
-        at = slot.offset + member.tensor.nbytes
+        at += member.local_bytes + member.size
     output.reserve(at)
 
+    def slots() -> Iterator[Slot]:
+        for member in members:
+            head_bytes = member.local_bytes + len(member.head)
+            begin = member.offset + head_bytes
+            yield Slot(member.tensor, output, begin, head_bytes, crc32(member.head), member)
+
     def head(slot: Slot) -> bytes:
-        member = by_slot[slot]
+        member = cast(_Member, slot.tag)
         member.crc = slot.crc
         return member.local() + member.head
 
-    fill(slots, settings.jobs, head=head, progress=settings.progress)
+    fill(slots(), settings.jobs, head=head, progress=settings.progress)
     return at
 
 
@@ -214,6 +216,8 @@ class _Deflating:
         self._settings = settings
         self._level = settings.level or DEFAULT_LEVEL
         self._at = 0
+        self._pending: list[bytes] = []
+        self._pending_bytes = self._flushed = 0
         self._problems: list[ConvertError] = []
         self._pieces = self._cut(members)
 
@@ -222,6 +226,7 @@ class _Deflating:
         in_order(self._draw, self._pack, self._put, self._settings.jobs)
         if self._problems:
             raise gather(self._problems)
+        self._flush()
         return self._at
 
     def _cut(self, members: list[_Member]) -> Iterator[_Block]:
@@ -241,38 +246,64 @@ class _Deflating:
             except (InputError, PolicyError) as err:
                 self._problems.extend(err.problems)  # go on, so that all damaged tensors are named together
 
-    def _draw(self, buffer: bytearray) -> _Block | None:
-        """The next block with its bytes in the buffer, after the header if it is a member's first."""
-        block = next(self._pieces, None)
-        if block is None:
-            return None
-        head = block.member.head if block.is_first else b""
-        size = len(head) + len(block.data)
-        if len(buffer) < size:
-            buffer.extend(bytes(size - len(buffer)))
+    def _draw(self, buffer: bytearray) -> list[_Block] | None:
+        """The next blocks with their bytes in the buffer, the header first in a member's first block."""
+        places: list[tuple[_Block, int, int]] = []
+        at = 0
+        for block in self._pieces:
+            head = block.member.head if block.is_first else b""
+            middle, end = at + len(head), at + len(head) + len(block.data)
+            if len(buffer) < end:
+                buffer.extend(bytes(end - len(buffer)))
+            buffer[at:middle] = head
+            buffer[middle:end] = block.data
+            places.append((block, at, end))
+            at = end
+            if at > _TOGETHER_BYTES or not block.is_last:
+                break
         view = memoryview(buffer)
-        view[: len(head)] = head
-        view[len(head) : size] = block.data
-        return block._replace(data=view[:size])
+        return [block._replace(data=view[begin:end]) for block, begin, end in places] or None
 
-    def _pack(self, block: _Block) -> _Packed:
-        return _Packed(block, deflate_block(block.data, self._level), crc32(block.data))
+    def _pack(self, blocks: list[_Block]) -> list[_Packed]:
+        level = self._level
+        return [_Packed(block, deflate_block(block.data, level), crc32(block.data)) for block in blocks]
 
-    def _put(self, packed: _Packed) -> None:
-        block, member = packed.block, packed.block.member
-        if block.is_first:
-            member.offset = self._at
-            self._at += member.local_bytes
-            member.crc, member.packed = 0, 0
-        for data in (packed.data, DEFLATE_END) if block.is_last else (packed.data,):
-            self._output.write_at(self._at, data)
-            self._at += len(data)
+    def _put(self, packed: list[_Packed]) -> None:
+        for block, data, crc in packed:
+            member = block.member
+            if block.is_first:
+                member.crc, member.packed = 0, 0
+                member.offset = self._at
+                self._at += member.local_bytes
+            member.crc = crc32_combine(member.crc, crc, len(block.data)) if member.packed else crc
             member.packed += len(data)
-        member.crc = crc32_combine(member.crc, packed.crc, len(block.data))
-        if block.is_last:
-            self._output.write_at(member.offset, member.local())
-        if self._settings.progress is not None:
-            self._settings.progress.add(len(block.data), member.tensor.name)
+            if block.is_first and block.is_last:
+                member.packed += len(DEFLATE_END)
+                self._append(member.local(), data, DEFLATE_END)
+            elif block.is_first:
+                self._append(bytes(member.local_bytes), data)
+            elif block.is_last:
+                member.packed += len(DEFLATE_END)
+                self._append(data, DEFLATE_END)
+                self._flush()
+                self._output.write_at(member.offset, member.local())
+            else:
+                self._append(data)
+            self._at = member.offset + member.local_bytes + member.packed
+            if self._settings.progress is not None:
+                self._settings.progress.add(len(block.data), member.tensor.name)
+
+    def _append(self, *parts: bytes) -> None:
+        """Bytes that follow each other are written together."""
+        self._pending += parts
+        self._pending_bytes += sum(map(len, parts))
+        if self._pending_bytes > _BLOCK_BYTES:
+            self._flush()
+
+    def _flush(self) -> None:
+        self._output.write_at(self._flushed, b"".join(self._pending))
+        self._flushed += self._pending_bytes
+        self._pending, self._pending_bytes = [], 0
 
 
 def _directory(members: list[_Member], begin: int, comment: bytes) -> bytes:

@@ -70,7 +70,7 @@ def write(plan: Plan, settings: Settings) -> OutputFile:
         begin = len(header)
         output.reserve(begin + offsets[-1])
         output.write_at(0, header)
-        slots = [Slot(tensor, output, begin + offset) for tensor, offset in zip(tensors, offsets, strict=False)]
+        slots = (Slot(tensor, output, begin + offset) for tensor, offset in zip(tensors, offsets, strict=False))
         fill(slots, settings.jobs, progress=settings.progress)
     return output
 

@@ -205,10 +205,10 @@ def run(
             )
     except ConvertError as err:
         if json:
-            sys.stdout.write(_error_json(err) + "\n")
+            write_json(error_object(err))
         raise
     if json:
-        sys.stdout.write(report.to_json() + "\n")
+        write_json(report.to_dict())
     elif dry_run:
         _print_plan(report)
     if not quiet:
@@ -234,15 +234,26 @@ def _parse_cast(text: str) -> Cast:
     return Cast(glob if colon else "*", source, target)
 
 
-def _error_json(err: ConvertError) -> str:
-    import json
-
+def error_object(err: ConvertError) -> dict[str, Any]:
+    """A refusal for JSON."""
     problems = [
         {"kind": type(problem).__name__, "path": problem.path, "tensor": problem.tensor, "message": problem.message,
          "hint": problem.hint}
         for problem in err.problems
     ]  # fmt: skip
-    return json.dumps({"error": {"exit_status": err.exit_code, "problems": problems}}, ensure_ascii=False)
+    return {"error": {"exit_status": err.exit_code, "problems": problems}}
+
+
+def write_json(value: object, indent: int | None = None) -> None:
+    """JSON to stdout, with escapes where its encoding lacks a character."""
+    import json
+
+    text = json.dumps(value, ensure_ascii=False, indent=indent)
+    try:
+        text.encode(sys.stdout.encoding)
+    except UnicodeEncodeError:
+        text = json.dumps(value, indent=indent)
+    sys.stdout.write(text + "\n")
 
 
 def _progress(off: bool) -> AbstractContextManager[Callback | None]:

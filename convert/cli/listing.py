@@ -25,6 +25,7 @@ def ls(
 ) -> int:
     """List names, dtypes, shapes, sizes, order and metadata; data is not read."""
     from convert.api import open as open_checkpoint
+    from convert.cli.job import error_object, write_json
 
     problems: list[ConvertError] = []
     for file in files:
@@ -36,6 +37,8 @@ def ls(
                     _write_table(file, checkpoint)
         except ConvertError as err:
             problems.append(err)
+            if json:
+                write_json({"path": file, **error_object(err)})
     if problems:
         raise gather(problems)
     return 0
@@ -61,7 +64,7 @@ def _row(tensor: Tensor) -> dict[str, Any]:
 
 
 def _write_json(file: str, checkpoint: Checkpoint) -> None:
-    import json
+    from convert.cli.job import write_json
 
     found = {
         "path": file,
@@ -70,7 +73,7 @@ def _write_json(file: str, checkpoint: Checkpoint) -> None:
         "notes": checkpoint.notes,
         "tensors": [_row(tensor) for tensor in checkpoint.tensors],
     }
-    sys.stdout.write(json.dumps(found, ensure_ascii=False) + "\n")
+    write_json(found)
 
 
 def _write_table(file: str, checkpoint: Checkpoint) -> None:
@@ -154,9 +157,9 @@ def show_policies(json: Annotated[bool, typer.Option("--json", help="As JSON.")]
 
 
 def _dump(value: object) -> int:
-    import json
+    from convert.cli.job import write_json
 
-    sys.stdout.write(json.dumps(value, ensure_ascii=False, indent=2) + "\n")
+    write_json(value, indent=2)
     return 0
 
 

@@ -115,6 +115,8 @@ def _root(
 
 
 def _install() -> None:
+    if app.registered_commands:  # `run` was called before
+        return
     from convert.cli import job, listing
 
     app.command(_MAIN, cls=_Main, hidden=True)(job.run)

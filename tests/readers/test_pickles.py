@@ -14,17 +14,31 @@ from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 from numpy.lib.recfunctions import repack_fields
 
+import convert
+from convert import dtypes
 from convert.errors import ConvertError, CorruptError, LimitError, UnsupportedError
+from readers.npy import parse_descr
 from readers.pickles import PickledArray, load_object_array
 
-Leaf = tuple[str, object, tuple[int, ...], bytes]
+from .. import oracle
+
+Leaf = tuple[str, str] | tuple[str, object, tuple[int, ...], bytes]
 PROTOCOLS = range(6)
+ML_DTYPES = [
+    "bfloat16",
+    "float8_e4m3fn",
+    "float8_e4m3fnuz",
+    "float8_e5m2",
+    "float8_e5m2fnuz",
+    "float8_e8m0fnu",
+]
 
 
 def boxed(value: object, shape: tuple[int, ...] = ()) -> np.ndarray[Any, Any]:
@@ -45,8 +59,11 @@ def dense(array: np.ndarray[Any, Any]) -> bytes:
 
 
 def expected(value: object, path: tuple[str, ...] = ()) -> Iterator[Leaf]:
-    """The oracle: what numpy says of each leaf of an unpickled object."""
+    """The oracle: what numpy says of each leaf of an unpickled object; Python's numbers and strings are texts."""
     children: Iterator[tuple[object, object]]
+    if not isinstance(value, np.generic) and isinstance(value, str | int | float | complex):
+        yield ".".join(path), str(value).lower() if isinstance(value, bool) else str(value)
+        return
     if isinstance(value, np.ndarray) and value.dtype == object:
         children = ((".".join(map(str, index)), value[index]) for index in np.ndindex(value.shape))
     elif isinstance(value, list | tuple):
@@ -55,7 +72,10 @@ def expected(value: object, path: tuple[str, ...] = ()) -> Iterator[Leaf]:
         children = iter(value.items())
     else:
         array = np.asarray(bytes(value) if isinstance(value, bytearray) else value)
-        descr: object = np.lib.format.dtype_to_descr(value.dtype if isinstance(value, np.generic) else array.dtype)
+        dtype = value.dtype if isinstance(value, np.generic) else array.dtype
+        descr: object = dtype.name if dtype.name in ML_DTYPES else np.lib.format.dtype_to_descr(dtype)
+        if descr == "bfloat16" and dtype.byteorder == ">":
+            descr = ">g2"
         yield ".".join(path), descr, array.shape, dense(array) if descr != "<U0" else b""
         return
     for key, item in children:
@@ -65,20 +85,23 @@ def expected(value: object, path: tuple[str, ...] = ()) -> Iterator[Leaf]:
 
 def in_c_order(array: PickledArray) -> bytes:
     descr: Any = array.descr
-    dtype = np.lib.format.descr_to_dtype(descr)
+    dtype = np.dtype(">V2") if descr == ">g2" else np.lib.format.descr_to_dtype(descr)
     assert len(array.data) == np.prod(array.shape, dtype=object) * dtype.itemsize
     return dense(np.ndarray(array.shape, dtype, bytes(array.data), order="F" if array.fortran else "C"))
 
 
 def loaded(data: bytes, shape: tuple[int, ...] = ()) -> list[Leaf]:
-    return [(path, a.descr, a.shape, in_c_order(a)) for path, a in load_object_array(data, shape)]
+    return [
+        (path, leaf) if isinstance(leaf, str) else (path, leaf.descr, leaf.shape, in_c_order(leaf))
+        for path, leaf in load_object_array(data, shape)
+    ]
 
 
 def same(array: np.ndarray[Any, Any], data: bytes) -> None:
     """What we read is what was pickled, and what pickle gives (which swaps big-endian arrays to native order)."""
     leaves = list(expected(array))
     assert loaded(data, array.shape) == leaves
-    if ">" not in repr([descr for _, descr, *_ in leaves]):
+    if ">" not in repr([leaf[1] for leaf in leaves]):
         assert leaves == list(expected(pickle.loads(data)))
 
 
@@ -112,8 +135,8 @@ VALUES: list[object] = [
     {"conv1": [np.ones((2, 2), "f4"), np.zeros(2, "f4")], "step": 3},
     OrderedDict([("b", np.arange(3)), ("a", {"x": (1.5, -0.0), 7: True}), (b"key", 1j)]),
     [float("nan"), float("-inf"), 5e-324, 0, -1, 127, 255, 256, 65535, 65536, -(2**31), 2**31, 2**63 - 1, -(2**63)],
-    [2**63, 2**64 - 1, True, False, complex(-0.0, float("nan"))],
-    ["", "a", "naïve \U0001f600\n\\u0041", "x" * 300, b"", b"\x00\xff'\\\n", b"y" * 300, bytearray(b"ab")],
+    [2**63, 2**64 - 1, True, False, complex(-0.0, float("nan")), 2**127 - 1, -(2**127 - 1), 1e22, 0.1, 1e-5, -1j],
+    ["nul\0", "", "a", "naïve \U0001f600\n\\u0041", "x" * 300, b"", b"\x00\xff'\\\n", b"y" * 300, bytearray(b"ab")],
     [np.float32(1.5), np.int8(-1), np.bool_(True), np.datetime64("2020-01-01", "ns"), np.str_("ab"), np.bytes_(b"c")],
     [np.longdouble(1) / 3, np.complex64(1j), np.timedelta64(3, "h"), np.void(b"\x00a"), np.str_(""), np.float64(2)],
     np.zeros((), [("a", ">i4"), ("b", "S2")])[()],
@@ -131,6 +154,104 @@ def test_nested_values_flatten_to_dotted_paths(value: object, protocol: int) -> 
     """Containers, numbers, text, scalars and nested object arrays, in each protocol."""
     array = boxed(value)
     same(array, pickle.dumps(array, protocol))
+
+
+def test_numbers_and_strings_are_texts_and_bytes_are_not() -> None:
+    """What the oracle computes, spelled out: Python's numbers as Python prints them, numpy's as arrays."""
+    values = [True, False, 7, -0.0, 1.5, 1e300, 2j, "x", b"x", np.float64(1.5), np.str_("x"), np.True_]
+    assert loaded(pickle.dumps(boxed(values, (12,))), (12,)) == [
+        ("0", "true"),
+        ("1", "false"),
+        ("2", "7"),
+        ("3", "-0.0"),
+        ("4", "1.5"),
+        ("5", "1e+300"),
+        ("6", "2j"),
+        ("7", "x"),
+        ("8", "|S1", (), b"x"),
+        ("9", "<f8", (), b"\0\0\0\0\0\0\xf8\x3f"),
+        ("10", "<U1", (), b"x\0\0\0"),
+        ("11", "|b1", (), b"\1"),
+    ]
+
+
+# The types of ml_dtypes, which numpy names by their scalar class.
+
+
+def ml_dtype(name: str) -> np.dtype[Any]:
+    dtype: np.dtype[Any] = np.dtype(getattr(ml_dtypes, name))
+    return dtype
+
+
+def codes(name: str) -> np.ndarray[Any, Any]:
+    """Every code of a type, in the type, NaNs included."""
+    dtype = ml_dtype(name)
+    return np.arange(1 << 8 * dtype.itemsize, dtype=f"u{dtype.itemsize}").view(dtype)
+
+
+def test_all_canonical_types_of_ml_dtypes_are_tested() -> None:
+    """A type added to the toolkit's table is a type read from pickles."""
+    assert {d.name for d in dtypes.CANONICAL if d.kind in ("bfloat16", "float8")} == set(ML_DTYPES)
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("name", ML_DTYPES)
+def test_ml_dtypes_come_out_under_their_names(name: str, protocol: int) -> None:
+    """Every code of bfloat16 and the 8-bit floats, in every layout, as arrays and as scalars."""
+    flat = codes(name)
+    grid = flat.reshape(4, 8, -1)
+    arrays = [flat, flat[:0], flat[:1], flat[::-3], grid, np.asfortranarray(grid), np.array(flat[5]), flat[7]]
+    for dtype in (flat.dtype.newbyteorder("<"), flat.dtype.newbyteorder(">")):
+        arrays.append(flat.astype(dtype))
+    array = boxed(list(arrays), (len(arrays),))
+    data = pickle.dumps(array, protocol)
+    assert loaded(data, array.shape) == list(expected(array))
+    descrs = [leaf.descr for _, leaf in load_object_array(data, array.shape) if isinstance(leaf, PickledArray)]
+    assert (descrs[-1] == ">g2") == (name == "bfloat16")
+    for descr in descrs:
+        assert parse_descr(descr) == (dtypes.BY_NAME[name], descr == ">g2", ())
+
+
+@pytest.mark.parametrize("name", ML_DTYPES)
+def test_ml_dtypes_in_a_pickle_reach_safetensors(name: str, tmp_path: Path) -> None:
+    """From an object array to the safetensors code of the type, code for code, whatever the byte order."""
+    array = codes(name)
+    value = {
+        "w": array,
+        "big": array.astype(array.dtype.newbyteorder(">")),
+        "f": np.asfortranarray(array.reshape(4, -1)),
+    }
+    np.save(tmp_path / "a.npy", boxed(value), allow_pickle=True)
+    convert.convert_file(tmp_path / "a.npy", tmp_path / "a.safetensors", policy=convert.Policy(object="unpickle"))
+    _, tensors = oracle.read_safetensors(tmp_path / "a.safetensors")
+    code = oracle.SAFETENSORS_CODES[name]
+    assert tensors == {
+        "a.w": (code, array.shape, array.tobytes()),
+        "a.big": (code, array.shape, array.tobytes()),
+        "a.f": (code, (4, array.size // 4), array.tobytes()),
+    }
+
+
+OTHERS = [
+    *("float4_e2m1fn", "float6_e2m3fn", "float6_e3m2fn", "float8_e3m4", "float8_e4m3", "float8_e4m3b11fnuz"),
+    *("int2", "int4", "uint2", "uint4"),
+]
+
+
+@pytest.mark.parametrize("protocol", PROTOCOLS)
+@pytest.mark.parametrize("name", OTHERS)
+def test_other_types_of_ml_dtypes_are_refused_by_name(name: str, protocol: int) -> None:
+    """One element a byte, or nothing any format of ours holds: the message names the type."""
+    with pytest.raises(UnsupportedError, match=rf"'ml_dtypes\.{name}'"):
+        load_object_array(pickle.dumps(boxed(np.zeros(3, ml_dtype(name))), protocol), ())
+
+
+@pytest.mark.parametrize("shape", [(), (2,)])
+def test_ml_dtypes_in_a_record_are_refused(shape: tuple[int, ...]) -> None:
+    """numpy could not read the descr back that keeps the name."""
+    record = np.zeros(2, [("a", "f4"), ("b", ml_dtypes.bfloat16, shape)])
+    with pytest.raises(UnsupportedError, match="bfloat16 field"):
+        load_object_array(pickle.dumps(boxed(record)), ())
 
 
 @pytest.mark.parametrize("protocol", PROTOCOLS)
@@ -199,6 +320,7 @@ def tuple_(*items: bytes) -> bytes:
     return b"(" + b"".join(items) + b"t"
 
 
+BFLOAT16 = b"cml_dtypes\nbfloat16\n"
 DTYPE, NDARRAY = b"cnumpy\ndtype\n", b"cnumpy\nndarray\n"
 RECONSTRUCT, SCALAR = b"cnumpy.core.multiarray\n_reconstruct\n", b"cnumpy.core.multiarray\nscalar\n"
 
@@ -206,6 +328,11 @@ RECONSTRUCT, SCALAR = b"cnumpy.core.multiarray\n_reconstruct\n", b"cnumpy.core.m
 def dtype_(code: bytes, order: bytes = b"<", *rest: bytes) -> bytes:
     rest = rest or (b"N", b"N", b"N", number(-1), number(-1), number(0))
     return DTYPE + tuple_(raw(code), number(0), number(1)) + b"R" + tuple_(number(3), raw(order), *rest) + b"b"
+
+
+def bfloat16(order: bytes, *rest: bytes) -> bytes:
+    rest = rest or (b"N", b"N", b"N", number(2), number(2), number(64))
+    return DTYPE + tuple_(BFLOAT16, number(0), number(1)) + b"R" + tuple_(number(3), raw(order), *rest) + b"b"
 
 
 def array_(shape: bytes, dtype: bytes, data: bytes, fortran: bytes = b"I00\n") -> bytes:
@@ -240,7 +367,7 @@ def test_python_2_strings_are_bytes() -> None:
 def test_python_2_ordered_dict_has_its_items_as_argument() -> None:
     """Python 2.7 reduces an OrderedDict to a list of [key, value] lists."""
     data = box(b"ccollections\nOrderedDict\n]](" + raw(b"b") + b"K\x01ea](" + raw(b"a") + b"K\x02ea\x85R")
-    assert [(path, a.data[0]) for path, a in load_object_array(data, ())] == [("b", 1), ("a", 2)]
+    assert loaded(data) == [("b", "1"), ("a", "2")]
 
 
 def test_an_array_shared_many_times_is_given_each_time() -> None:
@@ -259,10 +386,9 @@ ITEMS: dict[str, tuple[bytes, str]] = {
     "a set": (b"\x8f", "EMPTY_SET"),
     "a class": (NDARRAY, "ndarray"),
     "a dtype": (dtype_(b"f4"), "dtype"),
-    "a wide int": (b"\x8a\x09" + b"\xff" * 8 + b"\x01", "64 bits"),
+    "a wide int": (b"\x8a\x11" + b"\xff" * 16 + b"\0", "128 bits"),
     "a giant int": (b"\x8a\xff" + b"\x7f" * 255, "bits"),
     "a giant decimal": (b"I" + b"9" * 10_000 + b"\n", "10000 characters"),
-    "text ending in NUL": (text("a\0"), "NUL"),
     "bytes ending in NUL": (b"C\x02a\x00", "NUL"),
     "half a surrogate pair": (b"X\x03\x00\x00\x00\xed\xa0\x80", "surrogate"),
     "a key with half a pair": (b"}X\x03\x00\x00\x00\xed\xa0\x80K\x01s", "surrogate"),
@@ -276,7 +402,9 @@ ITEMS: dict[str, tuple[bytes, str]] = {
     "paths that meet": (b"}(" + text("a.b") + b"K\x01" + text("a") + b"}" + text("b") + b"K\x02su", "'a.b'"),
     "an object field": (dtype_(b"V8", b"|", b"N", *OBJECT_FIELD), "object field"),
     "a scalar of objects": (SCALAR + tuple_(OBJECT, b"N") + b"R", "objects"),
-    "user dtype": (DTYPE + tuple_(b"cml_dtypes\nbfloat16\n"), "ml_dtypes.bfloat16"),
+    "an unknown dtype": (DTYPE + tuple_(b"crational\nrational\n"), "rational.rational"),
+    "a dtype by its name": (DTYPE + tuple_(text("bfloat16")) + b"R", "the dtype 'bfloat16'"),
+    "an ml_dtypes class": (BFLOAT16, "ml_dtypes.bfloat16"),
     "an 8-bit float": (dtype_(b"f1"), "f1"),
     "a decoy dtype": (dtype_("f\u0664".encode()), "text"),
     "memory order K": (b"cnumpy.core.numeric\n_frombuffer\n" + ORDER_K + b"R", "'K'"),
@@ -328,6 +456,11 @@ BROKEN: dict[str, bytes] = {
     "state no tuple": box(DTYPE + tuple_(raw(b"f4")) + b"R]b"),
     "byte order |": box(dtype_(b"f4", b"|")),
     "byte order =": box(dtype_(b"f4", b"=")),
+    "byte order of bfloat16": box(bfloat16(b"|")),
+    "itemsize of bfloat16": box(bfloat16(b"<", b"N", b"N", b"N", *map(number, (4, 2, 64)))),
+    "fields of bfloat16": box(bfloat16(b"<", b"N", tuple_(raw(b"a")), b"}", *map(number, (2, 2, 64)))),
+    "bfloat16 without state": box(array_(FOUR, DTYPE + tuple_(BFLOAT16) + b"R", raw(b"0" * 8))),
+    "too little bfloat16": box(array_(FOUR, bfloat16(b"<"), raw(b"0" * 7))),
     "itemsize": box(dtype_(b"U3", b"<", b"N", b"N", b"N", *map(number, (3, 4, 8)))),
     "fields of a float": box(dtype_(b"f4", b"<", b"N", tuple_(raw(b"a")), b"}", *map(number, (4, 4, 0)))),
     "missing field": box(dtype_(b"V4", b"|", b"N", tuple_(raw(b"a")), b"}", *map(number, (4, 1, 0)))),
@@ -460,6 +593,11 @@ SMUGGLED: dict[str, bytes] = {
     "string": b"S'a'\n",
     "protocol": b"\x80\x06",
     "call of ndarray": NDARRAY + tuple_(FOUR) + b"R",
+    "call of a class of ml_dtypes": BFLOAT16 + tuple_(b"G\x3f\xf0\0\0\0\0\0\0") + b"R",
+    "array of a class of ml_dtypes": RECONSTRUCT + tuple_(BFLOAT16, tuple_(number(0)), raw(b"b")) + b"R",
+    "function of ml_dtypes": b"cml_dtypes\nfinfo\n",
+    "dotted name of ml_dtypes": short("ml_dtypes") + short("bfloat16.mro") + b"\x93",
+    "dtype of a function": DTYPE + tuple_(b"c_codecs\nencode\n") + b"R",
     "call of a dict": b"})R",
     "call of an array": SHORT + b")R",
     "call of text": text("os.system") + b")R",
@@ -597,11 +735,13 @@ def check_any(data: bytes) -> None:
         return
     for path, leaf in leaves:
         assert isinstance(path, str)
-        in_c_order(leaf)
+        if isinstance(leaf, PickledArray):
+            in_c_order(leaf)
 
 
 SEEDS = [pickle.dumps(boxed(value), protocol) for value in VALUES for protocol in PROTOCOLS]
-SEEDS += [pickle.dumps(boxed(np.zeros(2, dtype)), protocol) for dtype in DTYPES[-5:-1] for protocol in (0, 2, 4, 5)]
+MADE = [*DTYPES[-5:-1], np.dtype(ml_dtypes.bfloat16)]
+SEEDS += [pickle.dumps(boxed(np.zeros(2, dtype)), protocol) for dtype in MADE for protocol in (0, 2, 4, 5)]
 
 
 @given(st.binary(max_size=200))
