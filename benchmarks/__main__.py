@@ -1,13 +1,14 @@
 """Measure conversions as whole processes against their peers, page cache warm.
 
-    python -m benchmarks                        about 8 minutes, 5 GB in the temporary folder
+    python -m benchmarks                        about 10 minutes, 5 GB in the temporary folder
     python -m benchmarks --small                about a minute, inputs a sixteenth of the size
     python -m benchmarks --only fortran,inflate --runs 9
     python -m benchmarks --scaling              seconds per GB and per tensor
 
 Every job runs in turn with its peers (ours, cp, script, ours, cp, script, ...) after one warm-up of each; outputs are
-removed outside the timed part. `ratio` is the median of the rounds' ratios. The bounds are for full size and an idle
-machine; nothing here fails because of one.
+removed outside the timed part. `ratio` is the median of the rounds' ratios of wall time, `cpu` that of CPU time, which
+changes less when others use the machine. The bounds are for full size and an idle machine; nothing here fails because
+of one.
 """
 
 from __future__ import annotations
@@ -99,8 +100,8 @@ def _folder(keep: str | None, small: bool) -> AbstractContextManager[str]:
 # --- against peers -----------------------------------------------------------------------------------------------
 
 _COLUMNS = (
-    ("job", -24), ("peer", -17), ("ours s", 7), ("peer s", 7), ("ratio", 6), ("bound", -13), ("verdict", -10),
-    ("MB/s", 6), ("RSS MiB", 7), ("MB", 8), ("peer's", 8),
+    ("job", -24), ("peer", -17), ("ours s", 7), ("peer s", 7), ("ratio", 6), ("cpu", 6), ("bound", -13),
+    ("verdict", -10), ("MB/s", 6), ("RSS MiB", 7), ("MB", 8), ("peer's", 8),
 )  # fmt: skip
 
 
@@ -128,15 +129,15 @@ def _line(cells: Iterable[str]) -> None:
 
 def _cells(row: run.Row) -> list[str]:
     if row.problem:
-        return [row.job.name, row.peer.name, *[""] * 8, row.problem]
+        return [row.job.name, row.peer.name, *[""] * 9, row.problem]
     ours, theirs = row.ours, row.theirs
     speed = f"{row.work_bytes / ours.seconds / 1e6:.0f}" if row.work_bytes > 1e6 else ""
     sizes = [
         f"{size / 1e6:.2f}" if row.job.target and size else "" for size in (ours.output_bytes, theirs.output_bytes)
     ]
     return [
-        row.job.name, row.peer.name, f"{ours.seconds:.3f}", f"{theirs.seconds:.3f}", f"{row.ratio:.3f}", _bound(row),
-        _verdict(row), speed, f"{ours.rss_bytes / (1 << 20):.0f}", *sizes,
+        row.job.name, row.peer.name, f"{ours.seconds:.3f}", f"{theirs.seconds:.3f}", f"{row.ratio:.3f}",
+        f"{row.cpu_ratio:.3f}", _bound(row), _verdict(row), speed, f"{ours.rss_bytes / (1 << 20):.0f}", *sizes,
     ]  # fmt: skip
 
 
@@ -164,8 +165,8 @@ def _facts(row: run.Row) -> dict[str, Any]:
             "output_bytes": runs.output_bytes,
         }
     return {
-        **facts, "ratio": round(row.ratio, 4), "limit": row.limit, "rss_mib_bound": row.peer.rss_mib,
-        "over": row.over, "work_bytes": row.work_bytes,
+        **facts, "ratio": round(row.ratio, 4), "cpu_ratio": round(row.cpu_ratio, 4), "limit": row.limit,
+        "rss_mib_bound": row.peer.rss_mib, "over": row.over, "work_bytes": row.work_bytes,
     }  # fmt: skip
 
 

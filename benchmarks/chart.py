@@ -9,6 +9,7 @@ from html import escape
 from benchmarks.run import Row
 
 _WIDTH, _LEFT, _RIGHT, _TOP, _STEP, _GAP, _BAR = 920, 310, 150, 78, 20, 7, 12
+_STEPS = tuple(10.0**power * digit for power in range(-5, 3) for digit in (1, 2, 5))
 _STYLE = """
 text { font: 13px system-ui, -apple-system, "Segoe UI", sans-serif; fill: #1f2328; }
 .quiet { fill: #59636e; }
@@ -36,7 +37,7 @@ def draw(rows: Sequence[Row], about: str) -> str:
     """One bar per row, from 1 (as fast as the peer) to the ratio, on a logarithmic axis; a tick where the bound is."""
     shown = [row for row in rows if not row.problem]
     values = [value for row in shown for value in (row.ratio, row.limit) if value is not None]
-    low = 10 ** math.floor(math.log10(min([0.1, *values])))
+    low = max(step for step in _STEPS if step <= min([0.5, *values]))
     high = max([2.0, *values]) * 1.1
     tops = _tops(shown)
     height = (tops[-1] if tops else _TOP) + _STEP + 56
@@ -80,9 +81,8 @@ def _line(x: float, top: float, bottom: float, kind: str) -> str:
 
 
 def _axis(low: float, high: float, bottom: float) -> Iterator[str]:
-    steps = [10.0**power * digit for power in range(-4, 2) for digit in (1, 2, 5)]
-    for value in steps:
-        if not low * 0.999 <= value <= high:
+    for value in _STEPS:
+        if not low <= value <= high:
             continue
         x = _x(value, low, high)
         yield _line(x, _TOP - 6, bottom, "one" if value == 1 else "grid")

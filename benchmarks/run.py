@@ -86,6 +86,12 @@ class Row:
         return statistics.median(ours.seconds / theirs.seconds for ours, theirs in pairs)
 
     @property
+    def cpu_ratio(self) -> float:
+        """The same of CPU seconds, which hardly change when others use the machine."""
+        pairs = zip(self.ours.samples, self.theirs.samples, strict=True)
+        return statistics.median(ours.cpu_seconds / max(theirs.cpu_seconds, 1e-6) for ours, theirs in pairs)
+
+    @property
     def limit(self) -> float | None:
         """The largest ratio within the bound; the seconds granted on top are a part of it."""
         if self.peer.factor is None:

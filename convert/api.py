@@ -12,7 +12,7 @@ from convert import formats
 from convert.errors import CorruptError, InputError, PolicyError, UsageError, gather, quoted
 from convert.files import SourceFile
 from convert.limits import DEFAULT, Limits
-from convert.output import OutputFile, OutputFolder, committed
+from convert.output import OutputFile, OutputFolder, OutputSet, committed
 from convert.plan import Cast, Plan, Wishes, make_plan
 from convert.policy import Policy
 from convert.progress import Callback, Progress
@@ -30,11 +30,11 @@ _OPEN_FILES = 64
 
 
 def open(source: Path | Sequence[Path], *, format: str | None = None, limits: Limits = DEFAULT) -> Checkpoint:
-    """Open a file, several files, or a folder of .npy files; only headers are read.
+    """Open a file, several files, a folder of .npy files, or a checkpoint in shards; only headers are read.
 
     Args:
         source: One path, or several whose tensors are gathered. A .npy file's tensor is named after its stem, in a
-            folder after its relative path without the suffix.
+            folder after its relative path without the suffix. Shards are opened by their index, or its folder.
         format: Name of the format, where the content shall not decide.
         limits: Caps against hostile files.
 
@@ -98,9 +98,12 @@ def _open_folder(folder: str, limits: Limits) -> list[Checkpoint]:
             relative = os.path.relpath(path, folder).replace(os.sep, "/")[: -len(".npy")]
             checkpoint.tensors = [tensor.changed(name=unquote(relative)) for tensor in checkpoint.tensors]
             found.append(checkpoint)
+    indexes = [file for file in os.listdir(folder) if formats.is_index(file) and not file.startswith(".")]
+    if not found and len(indexes) == 1:
+        return [_open_file(os.path.join(folder, indexes[0]), None, limits)]
     if not found:
         raise InputError(
-            f"the folder holds no .npy files (found {others} other files)",
+            f"the folder holds no .npy files, nor one index of shards (found {others} other files)",
             path=folder,
             hint="give its files one by one, or another folder",
         )
@@ -205,6 +208,7 @@ def convert_file(source: Path | Sequence[Path], target: Path, *, format: str | N
             metadata: Texts added to the source's metadata.
             compress: Deflate level for npz, 1 to 9; True for the default, None to store.
             align: Data begins at a multiple of this many bytes, a power of two.
+            max_shard_size: Split a safetensors target into files of at most this size: bytes, or text such as '5GB'.
             overwrite: Replace an existing target.
             verify: Read the target back and compare every byte before it gets its name.
             dry_run: Only plan; the report shows what would be written.
@@ -231,6 +235,7 @@ def _convert(
     to: str | None = None,
     compress: int | bool | None = None,
     align: int = 1,
+    max_shard_size: int | str | None = None,
     overwrite: bool = False,
     verify: bool = False,
     dry_run: bool = False,
@@ -247,7 +252,11 @@ def _convert(
     if jobs is not None and not 1 <= jobs <= MAX_JOBS:
         raise UsageError(f"jobs must be from 1 to {MAX_JOBS} (found {jobs})")
     writer = row.load_writer()
+    sharded = max_shard_size is not None or formats.is_index(target)
+    if sharded and not hasattr(writer, "write_split"):
+        raise UsageError(f"{row.name} has no shards (only safetensors has)", hint="--to safetensors, or another target")
     plan = make_plan(checkpoint, target, row.name, writer, made)
+    split = writer.split(plan, max_shard_size) if sharded else None
     report = _report(checkpoint, sources, plan)
     if dry_run:
         report.dry_run = True
@@ -256,14 +265,19 @@ def _convert(
         return report
     in_place = any(file.is_same(target) for file in checkpoint.files)
     settings = Settings(
-        overwrite=overwrite or in_place,
+        overwrite=overwrite or (in_place and split is None),
         level=level,
         align=align,
         jobs=jobs or default_jobs(),
         fsync=fsync,
         progress=None if progress is None else Progress(progress, plan.nbytes),
     )
-    output: OutputFile | OutputFolder = writer.write(plan, settings)
+    output: OutputFile | OutputFolder | OutputSet
+    if split is None:
+        output = writer.write(plan, settings)
+    else:  # in place, only what is read may go
+        own = {os.path.realpath(file.path) for file in checkpoint.files if in_place}
+        output = writer.write_split(plan, split, settings, own)
     with committed(output):
         for file in checkpoint.files:
             file.check_unchanged()
@@ -298,7 +312,7 @@ def _report(checkpoint: Checkpoint, sources: list[str], plan: Plan) -> Report:
     )
 
 
-def _verified(plan: Plan, output: OutputFile | OutputFolder, row: formats.Format) -> list[Written]:
+def _verified(plan: Plan, output: OutputFile | OutputFolder | OutputSet, row: formats.Format) -> list[Written]:
     """Read the output back through its reader; every digest must be that of the planned bytes."""
     with open(output.readable(), format=None if isinstance(output, OutputFolder) else row.name) as back:
         alone = len(plan.tensors) == 1 and len(back) == 1

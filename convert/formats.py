@@ -22,9 +22,10 @@ class Format:
     Attributes:
         name: As in `--to NAME`.
         suffixes: Of its files, lower case.
-        magic: Offset and bytes; any of them marks the format.
+        magic: Offset and bytes; any of them marks the format. Empty where only the suffix tells.
         reader: Module with `open(path, limits) -> Checkpoint`, or '' if the format is only written.
-        writer: Module with `holds`, `remembers`, `check` and `write`, or '' if it is only read.
+        writer: Module with `holds`, `remembers`, `check` and `write`, or '' if it is only read. One that can also spread
+            a checkpoint over several files has `split` and `write_split`.
         about: A line for people.
     """
 
@@ -56,6 +57,8 @@ class Format:
         return importlib.import_module(self.writer)
 
 
+INDEX_SUFFIX = ".safetensors.index.json"
+
 BUILT_IN: tuple[Format, ...] = (
     Format(
         "npy",
@@ -80,6 +83,14 @@ BUILT_IN: tuple[Format, ...] = (
         "readers.safetensors",
         "writers.safetensors",
         "Hugging Face safetensors",
+    ),
+    Format(
+        "shards",
+        (INDEX_SUFFIX,),
+        (),
+        "readers.shards",
+        "",
+        "index of a safetensors checkpoint in several files; --max-shard-size writes one",
     ),
 )
 
@@ -140,24 +151,29 @@ def by_name(name: str) -> Format:
     raise UsageError(f"unknown format {name!r} (expected one of {', '.join(names)})", hint=hint)
 
 
+def is_index(path: str) -> bool:
+    """Whether the name is that of an index of shards."""
+    return path.lower().endswith(INDEX_SUFFIX)
+
+
 def _by_suffix(suffix: str, rows: Iterable[Format]) -> Format | None:
     return next((row for row in rows if suffix in row.suffixes), None)
 
 
 def for_target(path: str) -> Format:
-    """The format a target's name asks for: by suffix, or npy for a folder.
+    """The format a target's name asks for: by suffix, or npy for a folder; an index asks for what it is an index of.
 
     Raises:
         UsageError: The name does not tell.
     """
     if path.endswith(("/", os.sep)) or os.path.isdir(path):
         return BUILT_IN[0]
-    suffix = os.path.splitext(path)[1].lower()
+    suffix = os.path.splitext(path[: -len(".index.json")] if is_index(path) else path)[1].lower()
     row = _by_suffix(suffix, BUILT_IN) or (_by_suffix(suffix, all_formats()) if suffix else None)
     if row is not None:
         return row
     rows = all_formats()
-    suffixes = [known for row in rows for known in row.suffixes]
+    suffixes = [known for row in rows if row.writer for known in row.suffixes]
     close = difflib.get_close_matches(suffix, suffixes, 1) if suffix else []
     hint = f"did you mean {os.path.splitext(path)[0]}{close[0]}?" if close else "--to FORMAT says it outright"
     what = f"unknown suffix {suffix!r}" if suffix else "no suffix"
@@ -181,7 +197,7 @@ def detect(path: str, start: bytes, size: int) -> tuple[Format, str | None]:
         CorruptError: An empty file.
         UnsupportedError: Something else; the message says what, where it can be known.
     """
-    suffix = os.path.splitext(path)[1].lower()
+    suffix = INDEX_SUFFIX if is_index(path) else os.path.splitext(path)[1].lower()
     if size == 0:
         raise CorruptError("the file is empty (0 bytes)", path=path, hint="save, copy or download it again")
     for offset, magic, what, hint in _FOREIGN:
@@ -189,6 +205,8 @@ def detect(path: str, start: bytes, size: int) -> tuple[Format, str | None]:
             raise UnsupportedError(f"is {what}", path=path, hint=hint)
     named = _by_suffix(suffix, BUILT_IN)
     found = _by_magic(start, BUILT_IN)
+    if named is not None and not named.magic and start[:1] == b"{" and b"\0" not in start[:8]:
+        return named, None  # JSON may have a brace at any byte; the length that safetensors begins with has zeros
     if found is None and start[:2] in _PICKLES:
         raise UnsupportedError("is a pickle, which can run code when loaded", path=path, hint=_UNPICKLE_HINT)
     if found is None and named is None:
@@ -201,7 +219,7 @@ def detect(path: str, start: bytes, size: int) -> tuple[Format, str | None]:
             )
     row = found or named
     assert row is not None
-    if found is None and row.magic[0][0] == 0:
+    if found is None and row.magic and row.magic[0][0] == 0:
         magic = row.magic[0][1]
         raise UnsupportedError(
             f"is no {row.name} file (expected {magic!r} at byte 0, found {start[: len(magic)]!r})",

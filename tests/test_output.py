@@ -295,6 +295,7 @@ def test_the_bytes_are_on_disk_before_the_name_is(tmp_path: Path, route: str, mo
         ("pwrite", errno.EDQUOT),
         ("pwrite", errno.EIO),
         ("pwrite", errno.EFBIG),
+        ("pwrite", errno.EINTR),
         ("posix_fallocate", errno.ENOSPC),
         ("ftruncate", errno.ENOSPC),
         ("fsync", errno.EIO),

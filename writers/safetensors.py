@@ -8,20 +8,21 @@ Source: safetensors/src/tensor.rs of the safetensors repository, version 0.8.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Iterator, Mapping
 from json.encoder import encode_basestring
 from typing import TYPE_CHECKING
 
 from convert.dtypes import CANONICAL
-from convert.errors import ConvertError, PolicyError
+from convert.errors import ConvertError, InputError, PolicyError, UsageError, gather
 from convert.memory import KEY, dump_origins
-from convert.output import OutputFile, committed
+from convert.output import MANY_FILES, OutputFile, OutputSet, committed
 from convert.transfer import Slot, fill
 
 if TYPE_CHECKING:
     from convert.plan import Plan
-    from convert.tensor import Tensor
+    from convert.tensor import Origin, Tensor
     from convert.writing import Settings
+    from writers.shards import Split
 
 _ALIGNMENT = 8
 _MAX_HEADER_BYTES = 100_000_000
@@ -63,22 +64,76 @@ def check(plan: Plan) -> list[ConvertError]:
 
 def write(plan: Plan, settings: Settings) -> OutputFile:
     """Write the plan's tensors; the file is complete but not yet in its place."""
-    tensors = sorted(plan.tensors, key=lambda tensor: (_RANK[tensor.dtype.name], tensor.name))
-    header, offsets = _header(tensors, _metadata(plan), settings.align)
     output = OutputFile(plan.target, overwrite=settings.overwrite)
     with committed(output):
-        begin = len(header)
-        output.reserve(begin + offsets[-1])
-        output.write_at(0, header)
-        slots = (Slot(tensor, output, begin + offset) for tensor, offset in zip(tensors, offsets, strict=False))
-        fill(slots, settings.jobs, progress=settings.progress)
+        fill(_slots(plan, plan.tensors, plan.text_origins, output, settings), settings.jobs, progress=settings.progress)
     return output
 
 
-def _metadata(plan: Plan) -> dict[str, str]:
-    origins = {tensor.name: tensor.origin for tensor in plan.tensors if tensor.origin is not None}
-    origins |= plan.text_origins
-    return {**plan.metadata, KEY: dump_origins(origins)} if origins else plan.metadata
+def split(plan: Plan, max_shard_size: int | str | None) -> Split:
+    """Which tensors go into which of several files, of at most `max_shard_size` each; a note in the plan tells.
+
+    Raises:
+        UsageError: Not a size, or the target's name does not allow for shards.
+    """
+    if max_shard_size is None:
+        raise UsageError(
+            "an index is written for a checkpoint in several files only",
+            path=plan.target,
+            hint="--max-shard-size 5GB, or a target without .index.json",
+        )
+    from writers import shards
+
+    found = shards.split(shards.one_file(plan.target), plan.tensors, shards.parse_size(max_shard_size))
+    count = len(found.shards)
+    what = "everything fits into one file" if count == 1 else f"{count} shards"
+    plan.notes.append(f"{what}: {', '.join(found.paths[:2])}{', ...' if count > 2 else ''}")
+    return found
+
+
+def write_split(plan: Plan, found: Split, settings: Settings, own: Collection[str]) -> OutputSet:
+    """Write the shards and their index; all are complete but not yet in their places.
+
+    Args:
+        plan: What `found` was made of.
+        found: From `split`.
+        settings: How to write; `overwrite` is what the user said.
+        own: Real paths of source files that may be replaced.
+    """
+    output = OutputSet(found.paths, found.index, found.stale(), overwrite=settings.overwrite, own=own)
+    problems: list[ConvertError] = []
+    with committed(output):
+        for begin in range(0, len(found.shards), MANY_FILES):
+            slots: list[Slot] = []
+            for number, tensors in enumerate(found.shards[begin : begin + MANY_FILES], begin):
+                # A string that became metadata belongs to one shard; in each, it would come back as often.
+                slots += _slots(plan, tensors, {} if number else plan.text_origins, output.add(), settings)
+            try:
+                fill(slots, settings.jobs, progress=settings.progress)
+            except (InputError, PolicyError) as err:
+                problems += err.problems
+            output.park()
+        if problems:
+            raise gather(problems)
+    return output
+
+
+def _slots(
+    plan: Plan, tensors: list[Tensor], text_origins: Mapping[str, Origin], output: OutputFile, settings: Settings
+) -> Iterator[Slot]:
+    """Write the header of a file and give the places of its tensors."""
+    tensors = sorted(tensors, key=lambda tensor: (_RANK[tensor.dtype.name], tensor.name))
+    header, offsets = _header(tensors, _metadata(plan.metadata, tensors, text_origins), settings.align)
+    begin = len(header)
+    output.reserve(begin + offsets[-1])
+    output.write_at(0, header)
+    return (Slot(tensor, output, begin + offset) for tensor, offset in zip(tensors, offsets, strict=False))
+
+
+def _metadata(metadata: dict[str, str], tensors: list[Tensor], text_origins: Mapping[str, Origin]) -> dict[str, str]:
+    origins = {tensor.name: tensor.origin for tensor in tensors if tensor.origin is not None}
+    origins |= text_origins
+    return {**metadata, KEY: dump_origins(origins)} if origins else metadata
 
 
 def _header(tensors: list[Tensor], metadata: dict[str, str], align: int) -> tuple[bytes, list[int]]:

@@ -38,7 +38,8 @@ def run(
     paths: Annotated[
         list[str],
         typer.Argument(
-            metavar="SOURCE... TARGET", help="One file, several, or a folder of .npy files; last the target."
+            metavar="SOURCE... TARGET",
+            help="One file, several, a folder of .npy files, or an index of shards; last the target.",
         ),
     ],
     source_format: Annotated[
@@ -99,6 +100,15 @@ def run(
             help="Data of a safetensors file, and of each stored npz member, begins at a multiple of N bytes.",
         ),
     ] = 1,
+    max_shard_size: Annotated[
+        str | None,
+        typer.Option(
+            "--max-shard-size",
+            metavar="SIZE",
+            rich_help_panel=_FORMAT,
+            help="Split a safetensors target into files of at most this size, 5GB or 500MiB for two, with an index.",
+        ),
+    ] = None,
     include: Annotated[
         list[str] | None,
         typer.Option("--include", metavar="GLOB", help="Take only these; repeatable.", rich_help_panel=_WHAT),
@@ -189,6 +199,7 @@ def run(
                 byteorder=byteorder,
                 order=order,
                 align=align,
+                max_shard_size=max_shard_size,
                 include=include or (),
                 exclude=exclude or (),
                 rename=[_pair("--rename", text, "REGEX=REPLACEMENT") for text in rename or ()],

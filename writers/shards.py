@@ -1,0 +1,140 @@
+"""How a checkpoint is split into several safetensors files, and the index that tells which tensor is in which.
+
+Tensors are taken in order: each goes into the current shard unless it would make it larger than the limit; then the
+next one begins. A tensor larger than the limit gets a shard of its own, before the current one. Sizes are those of the
+data, without headers. `model.safetensors` becomes `model-00001-of-00002.safetensors` and so on, with
+`model.safetensors.index.json` beside them; what fits into one shard stays `model.safetensors`, without an index.
+
+Source: huggingface_hub/serialization/_base.py, version 2.4, for the split and the names; modeling_utils.py of
+transformers, version 5.24, for the text of the index (keys sorted, a newline at the end).
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from convert.errors import UsageError
+
+if TYPE_CHECKING:
+    from convert.tensor import Tensor
+
+SUFFIX = ".safetensors"
+INDEX_SUFFIX = ".index.json"
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
+_UNITS |= {"KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30, "TIB": 1 << 40}
+_SIZE = re.compile(r"\s*([0-9]{1,20}(?:\.[0-9]{0,20})?)\s*([A-Z]*)\s*", re.IGNORECASE | re.ASCII)
+
+
+@dataclass(frozen=True)
+class Split:
+    """Which tensors go where.
+
+    Attributes:
+        target: The path that one file would have.
+        shards: The tensors of each file, at least one file.
+    """
+
+    target: str
+    shards: list[list[Tensor]]
+
+    @property
+    def paths(self) -> list[str]:
+        """Of the files, in their order."""
+        count = len(self.shards)
+        if count == 1:
+            return [self.target]
+        stem, suffix = self.target[: -len(SUFFIX)], self.target[-len(SUFFIX) :]
+        return [f"{stem}-{number:05d}-of-{count:05d}{suffix}" for number in range(1, count + 1)]
+
+    @property
+    def index(self) -> tuple[str, bytes] | None:
+        """Path and content of the index, or None for a single file."""
+        if len(self.shards) == 1:
+            return None
+        index = {
+            "metadata": {"total_size": sum(tensor.nbytes for shard in self.shards for tensor in shard)},
+            "weight_map": {
+                tensor.name: os.path.basename(path)
+                for path, shard in zip(self.paths, self.shards, strict=True)
+                for tensor in shard
+            },
+        }
+        text = json.dumps(index, indent=2, sort_keys=True) + "\n"
+        return self.target + INDEX_SUFFIX, text.encode()
+
+    def stale(self) -> list[str]:
+        """Files of the same name that would contradict these: another index, the one file, other numbers of shards.
+
+        What programs look at first comes first.
+        """
+        folder, name = os.path.split(self.target)
+        suffix = name[-len(SUFFIX) :]
+        shard = re.compile(re.escape(name[: -len(SUFFIX)]) + r"-[0-9]{5,}-of-[0-9]{5,}" + re.escape(suffix))
+        new = set(self.paths)
+        try:
+            there = sorted(os.listdir(folder or os.curdir))
+        except OSError:  # writing will say why
+            there = []
+        old = [os.path.join(folder, file) for file in there if shard.fullmatch(file)]
+        found = [self.target] if len(self.shards) > 1 else [self.target + INDEX_SUFFIX]
+        return [path for path in (*found, *old) if path not in new and not os.path.isdir(path)]
+
+
+def parse_size(size: int | str) -> int:
+    """Bytes from a number, or from text such as '5GB' (decimal) or '5GiB' (binary).
+
+    Raises:
+        UsageError: Neither, or nothing.
+    """
+    count: int | None = None
+    if isinstance(size, int) and not isinstance(size, bool):
+        count = size
+    elif isinstance(size, str) and (match := _SIZE.fullmatch(size)):
+        unit = _UNITS.get(match[2].upper())
+        if unit is not None:
+            count = int(match[1]) * unit if match[1].isdecimal() else int(float(match[1]) * unit)
+    if count is None or count < 1:
+        raise UsageError(
+            f"the largest size of a shard must be a number of bytes, at least 1, or text such as 5GB (found {size!r})",
+            hint="units are KB, MB, GB, TB (decimal) and KiB, MiB, GiB, TiB (binary)",
+        )
+    return count
+
+
+def one_file(target: str) -> str:
+    """The path that one file would have, from that of the index or the file itself.
+
+    Raises:
+        UsageError: Neither.
+    """
+    path = target[: -len(INDEX_SUFFIX)] if target.lower().endswith(SUFFIX + INDEX_SUFFIX) else target
+    if not path.lower().endswith(SUFFIX):
+        raise UsageError(
+            f"shards are named after the target, which must end in {SUFFIX}", path=target, hint=f"try {target}{SUFFIX}"
+        )
+    return path
+
+
+def split(target: str, tensors: Iterable[Tensor], max_bytes: int) -> Split:
+    """Shards of at most `max_bytes` of data, where no tensor alone is larger."""
+    shards: list[list[Tensor]] = []
+    current: list[Tensor] = []
+    current_bytes = 0
+    for tensor in tensors:
+        nbytes = tensor.nbytes
+        if nbytes > max_bytes:
+            shards.append([tensor])
+            continue
+        if current_bytes + nbytes > max_bytes:
+            shards.append(current)
+            current, current_bytes = [], 0
+        current.append(tensor)
+        current_bytes += nbytes
+    if current or not shards:
+        shards.append(current)
+    return Split(target, shards)
