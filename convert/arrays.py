@@ -78,6 +78,12 @@ def from_array(name: str, value: Any) -> Tensor:
     if not isinstance(name, str):
         raise UsageError(f"names must be texts (found {name!r})")
     array = value if isinstance(value, np.ndarray) else _as_numpy(name, value)
+    if isinstance(array, np.ma.MaskedArray) and np.ma.is_masked(array):
+        raise UnsupportedError(
+            "a masked array that hides values, which no format here can say",
+            tensor=name,
+            hint="save array.filled(...) or array.data, and the mask under a name of its own",
+        )
     array = array.view(np.ndarray)
     try:
         dtype, big = dtype_of(array.dtype)

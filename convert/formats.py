@@ -215,7 +215,7 @@ def detect(path: str, start: bytes, size: int) -> tuple[Format, str | None]:
             raise UnsupportedError(
                 f"is no format known here (found {printable(repr(start[:8]))} at byte 0)",
                 path=path,
-                hint="convert formats lists what can be read; --from FORMAT insists on one",
+                hint="convert formats lists what can be read",
             )
     row = found or named
     assert row is not None

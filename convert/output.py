@@ -253,6 +253,13 @@ class OutputFolder:
         if aside is not None:
             _remove_tree(aside)
 
+    def add_folder(self, name: str) -> None:
+        """A folder below, with those above it; harmless when it is there."""
+        try:
+            os.makedirs(os.path.join(self.building, name), exist_ok=True)
+        except OSError as err:
+            raise unwritable(self.target, err) from err
+
     def readable(self) -> str:
         """A path to what was written so far; for `--verify`."""
         return self.building
@@ -267,7 +274,7 @@ class OutputFolder:
 
 
 class _ParkedFile(OutputFile):
-    """One of very many: it gives its descriptor back once it is written, and therefore has a name from the start."""
+    """One of very many: its descriptor is given back once it is written, so it has a name from the start."""
 
     def _create(self) -> int:
         self._temporary = self._sibling()
@@ -289,9 +296,6 @@ class OutputSet:
 
     If a commit fails, all names lead again to what they led to before. A process killed between two commits leaves the
     old set as it was, or, where new parts have names of old ones, no index: never one whose parts are of two sets.
-
-    Attributes:
-        files: The parts begun so far.
     """
 
     def __init__(
@@ -312,12 +316,12 @@ class OutputSet:
             overwrite: Replace and remove what is there.
             own: Real paths of files that may go without `overwrite`, as they are the source.
         """
-        self._parts = parts
-        self._overwrite, self._own = overwrite, own
+        self._parts, self._overwrite, self._own = parts, overwrite, own
         self._stale = [path for path in stale if os.path.lexists(path)]
         names = [*parts, *(() if index is None else index[:1])]
         taken = [target_exists(path) for path in names if os.path.lexists(path) and not self._may_go(path)]
-        taken += [_contradicts(path) for path in self._stale if not self._may_go(path)]
+        what = "the file exists already, is of an older set, and would contradict the new one"
+        taken += [target_exists(path, what) for path in self._stale if not self._may_go(path)]
         if taken:
             raise gather([*taken])
         self.files: list[OutputFile] = []
@@ -439,15 +443,5 @@ def committed(output: OutputFile | OutputFolder | OutputSet) -> Iterator[None]:
         raise
 
 
-def target_exists(target: str) -> TargetExistsError:
-    return TargetExistsError(
-        "the target exists already", path=target, hint="--overwrite replaces it (overwrite=True in the library)"
-    )
-
-
-def _contradicts(path: str) -> TargetExistsError:
-    return TargetExistsError(
-        "the file is of an older set and would contradict the new one",
-        path=path,
-        hint="--overwrite removes it when the new files are in place (overwrite=True in the library)",
-    )
+def target_exists(target: str, what: str = "the target exists already") -> TargetExistsError:
+    return TargetExistsError(what, path=target, hint="--overwrite replaces it (overwrite=True in the library)")

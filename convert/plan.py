@@ -160,6 +160,9 @@ class _Planner:
     def _restored(self, tensor: Tensor) -> Tensor:
         """As it was before it was encoded, where the target can hold that or a wish is about it."""
         original = decode(tensor)
+        widened = tensor.origin is not None and tensor.origin.encoding == "float32"
+        if widened and not self._cast_for(tensor.name, original.dtype.name) and self._cast_for(tensor.name, "float32"):
+            return tensor  # its values as they are now, whatever they were
         if original is tensor or self._writer.holds(original):
             return original
         kind, name = original.dtype.kind, tensor.name
@@ -285,7 +288,7 @@ class _Planner:
             lost = [f"metadata {', '.join(map(quoted, list(plan.metadata)[:5]))}"] if plan.metadata else []
             lost += ["how encoded tensors were before"] if encoded else []
             action = policy.action("metadata", "*")
-            if action == "error" or self._texts or (plan.format != "npy" and action != "skip"):
+            if action != "skip" and (action == "error" or self._texts or plan.format != "npy"):
                 self.problems.append(
                     PolicyError(
                         f"{plan.format} has no room for {' and '.join(lost)}",

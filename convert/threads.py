@@ -117,7 +117,8 @@ class _Crew(_Team):
     def call(self, loop: Callable[[], None], jobs: int) -> None:
         super().call(loop, jobs)
         if self._problems:
-            raise gather(self._problems)
+            # Threads find them in any order; the same damage is always reported the same way.
+            raise gather(sorted(self._problems, key=lambda problem: (problem.path or "", problem.tensor or "")))
 
     def loop(self) -> None:
         buffer = memoryview(bytearray(BUFFER_BYTES))

@@ -29,6 +29,8 @@ _GROWTH_DIGITS = 21
 """Digits of 8 * 2**64 - 1: numpy leaves room for the growing axis to become that long."""
 _MAX_NAME_BYTES = 240
 """File systems stop at 255; a temporary name needs a few more."""
+_MAX_PATH_BYTES = 3000
+"""Systems stop at 4096, the path of the target included."""
 _OPEN_FILES = 64
 
 
@@ -63,11 +65,13 @@ def check(plan: Plan) -> list[ConvertError]:
                     hint="--rename '^$=NAME' gives it another",
                 )
             )
-        longest = max(len(part.encode("utf-8", "replace")) for part in path.split("/"))
-        if longest > _MAX_NAME_BYTES:
+        encoded = path.encode("utf-8", "replace")
+        longest = max(map(len, encoded.split(b"/")))
+        if longest > _MAX_NAME_BYTES or len(encoded) > _MAX_PATH_BYTES:
+            limit, found = (_MAX_NAME_BYTES, longest) if longest > _MAX_NAME_BYTES else (_MAX_PATH_BYTES, len(encoded))
             problems.append(
                 PolicyError(
-                    f"the name is too long for a file (expected at most {_MAX_NAME_BYTES} bytes, found {longest})",
+                    f"the name is too long for a file (expected at most {limit} bytes, found {found})",
                     path=plan.target,
                     tensor=tensor.name,
                     hint="--rename REGEX=REPLACEMENT shortens it",
@@ -92,7 +96,7 @@ def write(plan: Plan, settings: Settings) -> OutputFile | OutputFolder:
     with committed(folder):
         names = file_names([tensor.name for tensor in plan.tensors])
         for name in {os.path.dirname(name) for name in names} - {""}:
-            os.makedirs(os.path.join(folder.building, name), exist_ok=True)
+            folder.add_folder(name)
         for group in batched_pairs(plan.tensors, names):
             files = [
                 (tensor, OutputFile(os.path.join(folder.building, name), overwrite=False)) for tensor, name in group
@@ -173,28 +177,34 @@ def file_names(names: list[str]) -> list[str]:
     further. `readers.folder` decodes them.
     """
     paths = [_file_name(name, strict=False) for name in names]
-    seen: dict[str, int] = {}
+    spellings: dict[str, set[str]] = {}
     for path in paths:
-        key = _folded(path)
-        seen[key] = seen.get(key, 0) + 1
+        for prefix in _prefixes(path):
+            spellings.setdefault(_folded(prefix), set()).add(prefix)
     return [
-        path if seen[_folded(path)] == 1 else _file_name(name, strict=True)
+        path
+        if all(len(spellings[_folded(prefix)]) == 1 for prefix in _prefixes(path))
+        else _file_name(name, strict=True)
         for name, path in zip(names, paths, strict=True)
     ]
 
 
+def _prefixes(path: str) -> list[str]:
+    """The folders on the way to a file, and the file."""
+    parts = path.split("/")
+    return ["/".join(parts[:count]) for count in range(1, len(parts) + 1)]
+
+
 def _folded(path: str) -> str:
-    return unicodedata.normalize("NFC", path).casefold()
+    return path.casefold() if path.isascii() else unicodedata.normalize("NFC", path).casefold()
 
 
 def _file_name(name: str, strict: bool) -> str:
     parts = name.split("/")
-    if any(part in ("", ".", "..") for part in parts):
-        # A path that would leave the folder or collapse: keep it in one name.
-        parts = [name.replace("/", "%2F").replace("%", "%25").replace("%252F", "%2F")]
-        encoded = [_encode(part.replace("%2F", "\0"), strict).replace("%00", "%2F") for part in parts]
-        return encoded[0] + ".npy"
     encoded = [_encode(part, strict) for part in parts]
+    if any(part in ("", ".", "..") for part in parts):
+        # A path that would leave the folder or collapse becomes one name.
+        return "%2F".join(encoded) + ".npy"
     folders = [_dotted(part) for part in encoded[:-1]]
     return "/".join((*folders, encoded[-1] + ".npy"))
 

@@ -850,7 +850,6 @@ REFUSALS: dict[str, Refusal] = {
         lambda: save(w=np.array({"a": PLAIN, "n": "x"}, object)),
         "in.npz out/ --policy object=unpickle",
         ["--policy metadata=skip"],
-        marks=(pytest.mark.xfail(strict=True, reason="metadata=skip is refused for texts of a pickle"),),
     ),
     "a cast that overflows": Refusal(
         lambda: save(w=PLAIN + 1e9), f"{ST} --cast float64=float16", ["--cast-overflow inf"]
@@ -859,7 +858,6 @@ REFUSALS: dict[str, Refusal] = {
         widened,
         ST,
         ["--cast float32=bfloat16"],
-        marks=(pytest.mark.xfail(strict=True, reason="a cast of a widened tensor begins with what it was"),),
     ),
     "damage": Refusal(damage, ST, ["--exclude"], {"--exclude": "--exclude w"}),
     "an existing target": Refusal(with_target, "in.npz out.npz", ["--overwrite"]),
