@@ -9,7 +9,6 @@ from __future__ import annotations
 import errno
 import os
 import stat
-import tempfile
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -196,6 +195,8 @@ class Spool:
     """A nameless temporary file for what must be put in another order before it is written."""
 
     def __init__(self, folder: str | None) -> None:
+        import tempfile
+
         try:
             self._file = tempfile.TemporaryFile(dir=folder)
         except OSError as err:

@@ -24,8 +24,8 @@ class Format:
         suffixes: Of its files, lower case.
         magic: Offset and bytes; any of them marks the format. Empty where only the suffix tells.
         reader: Module with `open(path, limits) -> Checkpoint`, or '' if the format is only written.
-        writer: Module with `holds`, `remembers`, `check` and `write`, or '' if it is only read. One that can also spread
-            a checkpoint over several files has `split` and `write_split`.
+        writer: Module with `holds`, `remembers`, `check` and `write`, or '' if it is only read. One that can also
+            spread a checkpoint over several files has `split` and `write_split`.
         about: A line for people.
     """
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
-import secrets
 import shutil
 import stat
 from collections.abc import Collection, Iterable, Iterator, Sequence
@@ -173,7 +172,7 @@ class OutputFile:
 
 def _sibling_of(folder: str, name: str) -> str:
     # Names may be 255 bytes long, a character up to 4 of them; a long one is cut so that the temporary still fits.
-    return os.path.join(folder, f".{name[:50]}.{secrets.token_hex(6)}.convert-tmp")
+    return os.path.join(folder, f".{name[:50]}.{os.urandom(6).hex()}.convert-tmp")
 
 
 def _sync_folder(folder: str) -> None:

@@ -80,6 +80,7 @@ def _header(file: SourceFile, limits: Limits) -> tuple[dict[str, Any], int]:
         ) from err
     if text[0] != "{":
         raise CorruptError(f"the header is not a JSON object (expected '{{' at byte 8, found {text[0]!r})")
+    del data  # a large header shall not be held twice while it is parsed
     header = _parse(text)
     if isinstance(header, _Entry):
         header = header._asdict()
@@ -157,19 +158,20 @@ def _tensors(header: dict[str, Any], file: SourceFile, data_begin: int) -> list[
             if any("\ud800" <= character <= "\udfff" for character in name):
                 raise CorruptError(f"the name {quoted(name)} is not valid Unicode (a lone surrogate)") from None
     problems: list[ConvertError] = []
-    placed: list[tuple[int, int, Tensor]] = []
-    for name, entry in header.items():
+    placed: list[Tensor] = []
+    for name in list(header):
         try:
-            placed.append(_tensor(name, entry, file, data_begin))
+            placed.append(_tensor(name, header.pop(name), file, data_begin))
         except ConvertError as err:
             problems.append(err.at(file.path, name))
     if problems:
         from convert.errors import gather
 
         raise gather(problems)
-    placed.sort(key=lambda item: item[:2])
+    placed.sort(key=_place)
     reached = 0
-    for begin, end, tensor in placed:
+    for tensor in placed:
+        begin = _place(tensor)[0] - data_begin
         if begin < reached:
             raise CorruptError(
                 f"overlapping ranges (expected to begin at byte {reached} of the data, found {begin}); each byte has "
@@ -179,7 +181,7 @@ def _tensors(header: dict[str, Any], file: SourceFile, data_begin: int) -> list[
             )
         if begin > reached:
             raise CorruptError(f"a hole in the data section (bytes {reached}..{begin})", tensor=tensor.name)
-        reached = end
+        reached = begin + tensor.nbytes
     data_bytes = file.size - data_begin
     if data_bytes < reached:
         raise CorruptError(
@@ -192,10 +194,15 @@ def _tensors(header: dict[str, Any], file: SourceFile, data_begin: int) -> list[
             f"{data_bytes - reached} bytes at the end belong to no tensor (expected {data_begin + reached} bytes, "
             f"found {file.size})"
         )
-    return [tensor for _, _, tensor in placed]
+    return placed
 
 
-def _tensor(name: str, entry: object, file: SourceFile, data_begin: int) -> tuple[int, int, Tensor]:
+def _place(tensor: Tensor) -> tuple[int, int]:
+    data = tensor.data
+    return (data.offset, data.nbytes) if isinstance(data, Extent) else (0, 0)
+
+
+def _tensor(name: str, entry: object, file: SourceFile, data_begin: int) -> Tensor:
     code, shape, offsets = entry if type(entry) is _Entry else _entry(entry)
     dtype = BY_CODE.get(code) if type(code) is str else None
     if dtype is None:
@@ -231,7 +238,7 @@ def _tensor(name: str, entry: object, file: SourceFile, data_begin: int) -> tupl
             else f"shape and dtype do not fit the byte range (the shape claims more than 2**77 bytes, "
             f"found {end - begin})"
         )
-    return begin, end, Tensor(name, dtype, tuple(shape), Extent(file, data_begin + begin, end - begin))
+    return Tensor(name, dtype, tuple(shape), Extent(file, data_begin + begin, end - begin))
 
 
 def _entry(entry: object) -> _Entry:

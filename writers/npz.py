@@ -46,6 +46,8 @@ _BLOCK_BYTES = 1 << 20
 _TOGETHER_BYTES = 128 << 10
 """Members smaller than this are deflated several at a time, so that threads need not meet for each."""
 _STORED, _DEFLATED = 0, 8
+_ENTRIES = 4096
+"""Entries of the directory that are held and written at once."""
 
 
 def holds(tensor: Tensor) -> bool:
@@ -164,7 +166,7 @@ def write(plan: Plan, settings: Settings) -> OutputFile:
         else:
             members = [_Member(tensor, _DEFLATED) for tensor in plan.tensors]
             end = _Deflating(members, output, settings).write()
-        output.write_at(end, _directory(members, end, comment))
+        _write_directory(members, output, end, comment)
     return output
 
 
@@ -306,14 +308,18 @@ class _Deflating:
         self._pending, self._pending_bytes = [], 0
 
 
-def _directory(members: list[_Member], begin: int, comment: bytes) -> bytes:
+def _write_directory(members: list[_Member], output: OutputFile, begin: int, comment: bytes) -> None:
     """Central directory and end record; the comment is the archive's."""
-    entries = b"".join(member.central() for member in members)
-    count, size = len(members), len(entries)
+    at = begin
+    for first in range(0, len(members), _ENTRIES):
+        entries = b"".join(member.central() for member in members[first : first + _ENTRIES])
+        output.write_at(at, entries)
+        at += len(entries)
+    count, size = len(members), at - begin
     end64 = b""
     if count > 0xFFFF or begin > _LARGE or size > _LARGE:
         end64 = _END64.pack(b"PK\x06\x06", 44, 45, 45, 0, 0, count, count, size, begin)
-        end64 += _LOCATOR.pack(b"PK\x06\x07", 0, begin + size, 1)
+        end64 += _LOCATOR.pack(b"PK\x06\x07", 0, at, 1)
         count, size, begin = min(count, 0xFFFF), min(size, 0xFFFFFFFF), min(begin, 0xFFFFFFFF)
     end = _END.pack(b"PK\x05\x06", 0, 0, count, count, size, begin, len(comment))
-    return entries + end64 + end + comment
+    output.write_at(at, end64 + end + comment)

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     from writers.shards import Split
 
 _ALIGNMENT = 8
+_LENGTH_BYTES = 8
+_PARTS = 1024
 _MAX_HEADER_BYTES = 100_000_000
 _RANK = {dtype.name: rank for rank, dtype in enumerate(reversed(CANONICAL))}
 
@@ -136,8 +138,9 @@ def _metadata(metadata: dict[str, str], tensors: list[Tensor], text_origins: Map
     return {**metadata, KEY: dump_origins(origins)} if origins else metadata
 
 
-def _header(tensors: list[Tensor], metadata: dict[str, str], align: int) -> tuple[bytes, list[int]]:
+def _header(tensors: list[Tensor], metadata: dict[str, str], align: int) -> tuple[bytearray, list[int]]:
     """Length and JSON with padding, and the offsets in the data: begin of each tensor, then the end."""
+    header = bytearray(_LENGTH_BYTES)
     parts: list[str] = []
     if metadata:
         texts = (f"{encode_basestring(key)}:{encode_basestring(metadata[key])}" for key in sorted(metadata))
@@ -153,12 +156,18 @@ def _header(tensors: list[Tensor], metadata: dict[str, str], align: int) -> tupl
         )
         offsets.append(end)
         begin = end
-    body = f"{{{','.join(parts)}}}".encode()
-    padding = -(8 + len(body)) % max(align, _ALIGNMENT)
-    length = len(body) + padding
+        if len(parts) >= _PARTS:  # as text a large header would be held several times over
+            header += f",{','.join(parts)}".encode()
+            parts.clear()
+    header += f",{','.join(parts)}".encode() if parts else b""
+    header += b"}" if len(header) > _LENGTH_BYTES else b"{}"
+    header[_LENGTH_BYTES : _LENGTH_BYTES + 1] = b"{"  # where the first comma was
+    header += b" " * (-len(header) % max(align, _ALIGNMENT))
+    length = len(header) - _LENGTH_BYTES
     if length > _MAX_HEADER_BYTES:
         raise PolicyError(
             f"the header is too long for safetensors (expected at most {_MAX_HEADER_BYTES} bytes, found {length})",
             hint="--exclude or --rename: fewer tensors, or shorter names",
         )
-    return length.to_bytes(8, "little") + body + b" " * padding, offsets
+    header[:_LENGTH_BYTES] = length.to_bytes(_LENGTH_BYTES, "little")
+    return header, offsets

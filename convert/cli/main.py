@@ -16,6 +16,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from convert.cli.plain import coerce_plainly
 from convert.errors import ConvertError, OutputError
 from convert.version import __version__
 
@@ -63,6 +64,7 @@ class _Group(TyperGroup):
         visible = [name for name in self.commands if name != _MAIN]
         if args and args[0] not in visible and args[0] not in _GROUP_OPTIONS:
             args = [_MAIN, *args]
+        coerce_plainly(self.get_params(ctx))
         return super().parse_args(ctx, args)
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
@@ -86,6 +88,7 @@ class _Main(TyperCommand):
                 arg = f"--compress={DEFAULT_LEVEL}"
             given.append(arg)
         ctx.info_name = ctx.info_name if ctx.info_name != _MAIN else ""
+        coerce_plainly(self.get_params(ctx))
         return super().parse_args(ctx, given)
 
 
@@ -125,6 +128,16 @@ def _install() -> None:
     app.command("policies")(listing.show_policies)
 
 
+def _install_batch(argv: list[str]) -> None:
+    """Only where it is called, listed or completed: other runs need not load it."""
+    if "batch" in {command.name for command in app.registered_commands}:
+        return
+    if not argv or argv[0] in ("batch", *_GROUP_OPTIONS[:2]) or any(name.endswith("_COMPLETE") for name in os.environ):
+        from convert.cli import batch
+
+        app.command("batch", cls=_Main)(batch.command())
+
+
 def _terminated(_: int, __: FrameType | None) -> None:
     raise KeyboardInterrupt
 
@@ -142,6 +155,7 @@ def run(argv: list[str]) -> int:
     """Run the program and return its exit status."""
     gc.disable()  # a conversion makes no cycles worth looking for among its many small objects
     _install()
+    _install_batch(argv)
     if hasattr(signal, "SIGTERM") and os.name != "nt":
         signal.signal(signal.SIGTERM, _terminated)  # what is half done is cleaned up as after Ctrl-C
     for stream in (sys.stdout, sys.stderr):
