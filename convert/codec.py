@@ -65,10 +65,17 @@ crc32_combine: Callable[[int, int, int], int] = getattr(isal_zlib, "crc32_combin
 _own = threading.local()
 
 
-def deflate_block(data: memoryview, level: int) -> bytes:
-    """`data` as independent, byte-aligned, non-final blocks of a raw deflate stream.
+def deflate_block(data: memoryview, level: int, before: bytes = b"") -> bytes:
+    """`data` as byte-aligned, non-final blocks of a raw deflate stream.
 
-    Blocks of consecutive data joined, closed by `DEFLATE_END`, are one valid stream.
+    Args:
+        data: A piece of what is to be deflated.
+        level: 1 to 9.
+        before: The last `WINDOW_BYTES` of the piece before, or nothing at the beginning of a stream.
+
+    Returns:
+        Blocks that, joined in order and closed by `DEFLATE_END`, are one valid stream: each piece may refer back to the
+        one before, as inflating will have it at hand, and yet they can be deflated all at once.
     """
     reusable = getattr(isal_zlib, "_ParallelCompress", None)
     if reusable is not None and level in _ISAL_LEVELS:
@@ -80,16 +87,19 @@ def deflate_block(data: memoryview, level: int) -> bytes:
         if kept_level != level or kept_room < room:
             compressor = reusable(buffersize=room, level=_ISAL_LEVELS[level])
             _own.compressor = (level, room, compressor)
-        block: bytes = compressor.compress_and_crc(data, b"")[0]
+        block: bytes = compressor.compress_and_crc(data, before)[0]
         return block
+    dictionary = {"zdict": before} if before else {}
     if isal_zlib is not None and level in _ISAL_LEVELS:
-        deflater = isal_zlib.compressobj(_ISAL_LEVELS[level], isal_zlib.DEFLATED, -15)
-        packed: bytes = deflater.compress(data) + deflater.flush(isal_zlib.Z_FULL_FLUSH)
+        deflater = isal_zlib.compressobj(_ISAL_LEVELS[level], isal_zlib.DEFLATED, -15, **dictionary)
+        packed: bytes = deflater.compress(data) + deflater.flush(isal_zlib.Z_SYNC_FLUSH)
         return packed
-    slow = zlib.compressobj(level, zlib.DEFLATED, -15)
-    return slow.compress(data) + slow.flush(zlib.Z_FULL_FLUSH)
+    slow = zlib.compressobj(level, zlib.DEFLATED, -15, **dictionary)
+    return slow.compress(data) + slow.flush(zlib.Z_SYNC_FLUSH)
 
 
+WINDOW_BYTES = 32 << 10
+"""How far back deflate can refer."""
 DEFLATE_END = b"\x03\x00"
 """An empty final block."""
 

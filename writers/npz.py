@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from convert import dtypes
-from convert.codec import DEFAULT_LEVEL, DEFLATE_END, crc32, crc32_combine, deflate_block
+from convert.codec import DEFAULT_LEVEL, DEFLATE_END, WINDOW_BYTES, crc32, crc32_combine, deflate_block
 from convert.errors import ConvertError, InputError, PolicyError, gather
 from convert.memory import dump_metadata, dump_origin
 from convert.output import OutputFile, committed
@@ -196,10 +196,11 @@ def _write_stored(members: list[_Member], output: OutputFile, settings: Settings
 
 
 class _Block(NamedTuple):
-    """A piece of a member: `data` is deflated on its own, so that threads can share one tensor."""
+    """A piece of a member, so that threads can share one tensor; `before` is the end of the piece before."""
 
     member: _Member
     data: memoryview
+    before: bytes
     is_first: bool
     is_last: bool
 
@@ -239,12 +240,12 @@ class _Deflating:
                 if not left:
                     for _ in chunks(member.tensor, _BLOCK_BYTES):
                         pass  # a checksum is owed even so
-                    yield _Block(member, memoryview(b""), True, True)
-                first = True
+                    yield _Block(member, memoryview(b""), b"", True, True)
+                before, first = b"", True
                 for chunk in chunks(member.tensor, _BLOCK_BYTES) if left else ():
                     left -= len(chunk)
-                    yield _Block(member, chunk, first, not left)
-                    first = False
+                    yield _Block(member, chunk, before, first, not left)
+                    before, first = bytes(chunk[-WINDOW_BYTES:]) if left else b"", False
             except (InputError, PolicyError) as err:
                 self._problems.extend(err.problems)  # go on, so that all damaged tensors are named together
 
@@ -268,7 +269,7 @@ class _Deflating:
 
     def _pack(self, blocks: list[_Block]) -> list[_Packed]:
         level = self._level
-        return [_Packed(block, deflate_block(block.data, level), crc32(block.data)) for block in blocks]
+        return [_Packed(block, deflate_block(block.data, level, block.before), crc32(block.data)) for block in blocks]
 
     def _put(self, packed: list[_Packed]) -> None:
         for block, data, crc in packed:
