@@ -19,6 +19,8 @@ from convert.version import __version__
 
 if TYPE_CHECKING:
     from convert.api import convert_file, load, open, save
+    from convert.batch import convert_folder
+    from convert.batchrun import BatchReport
     from convert.dtypes import DType
     from convert.errors import (
         ConvertError,
@@ -39,6 +41,8 @@ if TYPE_CHECKING:
 
 _HOMES = {
     "api": ("convert_file", "load", "open", "save"),
+    "batch": ("convert_folder",),
+    "batchrun": ("BatchReport",),
     "dtypes": ("DType",),
     "errors": (
         "ConvertError",
@@ -60,6 +64,7 @@ _HOMES = {
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
+    "BatchReport",
     "Checkpoint",
     "ConvertError",
     "CorruptError",
@@ -78,6 +83,7 @@ __all__ = [
     "UsageError",
     "__version__",
     "convert_file",
+    "convert_folder",
     "load",
     "open",
     "save",

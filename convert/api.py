@@ -3,22 +3,21 @@
 from __future__ import annotations
 
 import os
-import re
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from convert import formats
-from convert.errors import CorruptError, InputError, PolicyError, UsageError, gather, quoted
+from convert import formats, options
+from convert.errors import CorruptError, InputError, UsageError, quoted
 from convert.files import SourceFile
 from convert.limits import DEFAULT, Limits
-from convert.output import OutputFile, OutputFolder, OutputSet, committed
-from convert.plan import Cast, Plan, Wishes, make_plan
+from convert.output import Output, committed
+from convert.plan import Plan, Wishes, make_plan
 from convert.policy import Policy
 from convert.progress import Callback, Progress
 from convert.report import Report, Written
-from convert.tensor import Checkpoint, Tensor
-from convert.threads import MAX_JOBS, default_jobs
+from convert.tensor import Checkpoint
+from convert.threads import default_jobs
 from convert.writing import Settings
 
 if TYPE_CHECKING:
@@ -169,14 +168,14 @@ def load(
         return {tensor.name: tensor.numpy() for tensor in plan.tensors}
 
 
-def save(tensors: Mapping[str, Any], target: Path, **options: Any) -> Report:
+def save(tensors: Mapping[str, Any], target: Path, **settings: Any) -> Report:
     """Write arrays to a file, exactly, whatever their memory layout.
 
     Args:
         tensors: Arrays by name: numpy (any strides, byte order or subclass), ml_dtypes, torch, JAX, MLX, or anything
             with `__array__`. They are read while the file is written and must not change meanwhile.
         target: Path of the file; its suffix tells the format.
-        **options: Those of `convert_file`: to, policy, metadata, compress, align, overwrite, verify, jobs ...
+        **settings: Those of `convert_file`: to, policy, metadata, compress, align, overwrite, verify, jobs ...
 
     Raises:
         PolicyError: A type the format cannot hold; nothing was written.
@@ -185,10 +184,10 @@ def save(tensors: Mapping[str, Any], target: Path, **options: Any) -> Report:
     from convert import arrays
 
     checkpoint = Checkpoint("memory", "memory", [arrays.from_array(name, value) for name, value in tensors.items()])
-    return _convert(checkpoint, ["memory"], os.fspath(target), **options)
+    return _convert(checkpoint, ["memory"], os.fspath(target), **settings)
 
 
-def convert_file(source: Path | Sequence[Path], target: Path, *, format: str | None = None, **options: Any) -> Report:
+def convert_file(source: Path | Sequence[Path], target: Path, *, format: str | None = None, **settings: Any) -> Report:
     """Convert a file, several files, or a folder of .npy files into one target.
 
     Args:
@@ -196,7 +195,7 @@ def convert_file(source: Path | Sequence[Path], target: Path, *, format: str | N
         target: Path; a slash at its end, or an existing folder, asks for one .npy file per tensor. The source is
             a possible target too.
         format: Format of the source, where the content shall not decide.
-        **options: Keyword arguments, all optional:
+        **settings: Keyword arguments, all optional:
             to: Format of the target, where the suffix does not tell.
             policy: A `Policy`: what may happen to what the target cannot hold.
             byteorder: 'little', 'big', 'native' or 'keep' (npy and npz).
@@ -224,7 +223,7 @@ def convert_file(source: Path | Sequence[Path], target: Path, *, format: str | N
     """
     sources = [source] if isinstance(source, (str, os.PathLike)) else list(source)
     with open(sources, format=format) as checkpoint:
-        return _convert(checkpoint, [os.fspath(path) for path in sources], os.fspath(target), **options)
+        return _convert(checkpoint, [os.fspath(path) for path in sources], os.fspath(target), **settings)
 
 
 def _convert(
@@ -246,11 +245,10 @@ def _convert(
 ) -> Report:
     began = time.perf_counter()
     row = formats.by_name(to) if to is not None else formats.for_target(target)
-    level = _level(compress, row.name)
-    _check_align(align, row.name)
-    made = _wishes(row.name, **wishes)
-    if jobs is not None and not 1 <= jobs <= MAX_JOBS:
-        raise UsageError(f"jobs must be from 1 to {MAX_JOBS} (found {jobs})")
+    level = options.level(compress, row)
+    options.check_align(align, row)
+    options.check_jobs(jobs)
+    made = options.wishes(row, **wishes)
     writer = row.load_writer()
     sharded = max_shard_size is not None or formats.is_index(target)
     if sharded and not hasattr(writer, "write_split"):
@@ -272,7 +270,7 @@ def _convert(
         fsync=fsync,
         progress=None if progress is None else Progress(progress, plan.nbytes),
     )
-    output: OutputFile | OutputFolder | OutputSet
+    output: Output
     if split is None:
         output = writer.write(plan, settings)
     else:  # in place, only what is read may go
@@ -282,7 +280,9 @@ def _convert(
         for file in checkpoint.files:
             file.check_unchanged()
         if verify:
-            report.tensors = _verified(plan, output, row)
+            from convert.verify import verified
+
+            report.tensors = verified(plan, output, row, open)
             report.verified = True
         report.target_bytes = output.size()
         checkpoint.close()  # an open file cannot be replaced everywhere
@@ -310,134 +310,3 @@ def _report(checkpoint: Checkpoint, sources: list[str], plan: Plan) -> Report:
         plan.metadata,
         sum(file.size for file in checkpoint.files),
     )
-
-
-def _verified(plan: Plan, output: OutputFile | OutputFolder | OutputSet, row: formats.Format) -> list[Written]:
-    """Read the output back through its reader; every digest must be that of the planned bytes."""
-    with open(output.readable(), format=None if isinstance(output, OutputFolder) else row.name) as back:
-        alone = len(plan.tensors) == 1 and len(back) == 1
-        found: list[Written] = []
-        problems: list[Any] = []
-        for tensor in plan.tensors:
-            other = back.tensors[0] if alone else back.get(tensor.name)
-            facts = (tensor.dtype.name, tensor.shape, _digest(tensor.changed(big=False, fortran=False)))
-            there = None if other is None else (other.dtype.name, other.shape, _digest(other))
-            if facts != there:
-                problems.append(
-                    CorruptError(
-                        f"the target reads back different (expected {facts}, found {there})",
-                        path=plan.target,
-                        tensor=tensor.name,
-                        hint="the disk or memory may be faulty; this was not kept",
-                    )
-                )
-            found.append(Written(tensor.name, tensor.dtype.name, tensor.shape, tensor.nbytes, facts[2]))
-        if len(back) != len(plan.tensors) and not problems:
-            problems.append(CorruptError("the target reads back with other tensors", path=plan.target))
-        if problems:
-            raise gather(problems)
-        return found
-
-
-def _digest(tensor: Tensor) -> str:
-    import hashlib
-
-    digest = hashlib.sha256()
-    for chunk in tensor.chunks():
-        digest.update(chunk)
-    return digest.hexdigest()
-
-
-def _level(compress: int | bool | None, format: str) -> int | None:
-    from convert.codec import DEFAULT_LEVEL
-
-    if compress is None or compress is False:
-        return None
-    if format != "npz":
-        raise UsageError(f"{format} cannot be compressed (only npz can)", hint="leave out --compress, or --to npz")
-    level = DEFAULT_LEVEL if compress is True else compress
-    if not 1 <= level <= 9:
-        raise UsageError(f"the compression level must be from 1 to 9 (found {level})")
-    return level
-
-
-def _check_align(align: int, format: str) -> None:
-    largest = 1 << 15
-    if align < 1 or align > largest or align & (align - 1):
-        raise UsageError(f"the alignment must be a power of two from 1 to {largest} (found {align})")
-    if align > 64 and format == "npy":
-        raise UsageError("npy data begins at a multiple of 64, as numpy writes it", hint="leave out --align")
-
-
-def _wishes(
-    format: str,
-    *,
-    policy: Policy | None = None,
-    byteorder: str = "little",
-    order: str = "C",
-    include: Iterable[str] = (),
-    exclude: Iterable[str] = (),
-    rename: Iterable[tuple[str, str]] = (),
-    cast: Iterable[tuple[str, str] | Cast] = (),
-    cast_overflow: str = "error",
-    metadata: Mapping[str, str] | None = None,
-) -> Wishes:
-    import sys
-
-    _one_of("byteorder", byteorder, ("little", "big", "native", "keep"))
-    _one_of("order", order, ("C", "keep"))
-    _one_of("cast_overflow", cast_overflow, ("error", "inf"))
-    byteorder = sys.byteorder if byteorder == "native" else byteorder
-    if format not in ("npy", "npz") and (byteorder == "big" or order != "C"):
-        raise UsageError(
-            f"{format} is always little-endian and row-major", hint="leave out --byteorder and --order, or --to npz"
-        )
-    for key, text in (metadata or {}).items():
-        if not isinstance(key, str) or not isinstance(text, str):
-            raise UsageError(f"metadata must be texts (found {key!r}: {text!r})")
-    return Wishes(
-        policy or Policy(),
-        byteorder if format in ("npy", "npz") else "little",
-        order,
-        tuple(include),
-        tuple(exclude),
-        tuple(_pattern(*pair) for pair in rename),
-        tuple(_cast(item) for item in cast),
-        cast_overflow == "inf",
-        dict(metadata or {}),
-    )
-
-
-def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
-    if value not in allowed:
-        raise UsageError(f"{name} must be one of {', '.join(allowed)} (found {value!r})")
-
-
-def _pattern(pattern: str, replacement: str) -> tuple[re.Pattern[str], str]:
-    try:
-        compiled = re.compile(pattern)
-        compiled.sub(replacement, "")
-    except (re.error, IndexError) as err:
-        raise UsageError(f"invalid rename {pattern!r}={replacement!r}: {err}") from err
-    return compiled, replacement
-
-
-def _cast(item: tuple[str, str] | Cast) -> Cast:
-    import difflib
-
-    from convert.dtypes import BY_NAME
-
-    cast = item if isinstance(item, Cast) else Cast("*", *item)
-    for name in (cast.source, cast.target):
-        if name not in BY_NAME:
-            close = difflib.get_close_matches(name.lower(), BY_NAME, 1)
-            raise UsageError(
-                f"unknown dtype {name!r} (expected one of {', '.join(BY_NAME)})",
-                hint=f"did you mean {close[0]}?" if close else None,
-            )
-    if BY_NAME[cast.target].kind == "subbyte":
-        raise UsageError(f"there is no cast to {cast.target}")
-    return cast
-
-
-__all__ = ["PolicyError", "convert_file", "load", "open", "save"]

@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import hashlib
+import itertools
 import json
 import os
 import re
@@ -53,11 +54,11 @@ def fingerprint(facts: Mapping[str, Any]) -> str:
 
 
 class Journal:
-    """Finished and begun files of one source folder, as far as they are known; `refresh` reads what others added."""
+    """Finished and begun files of one source folder and format; `refresh` reads what other runs have added."""
 
-    def __init__(self, dst: str, root: str, run: str, *, fsync: bool) -> None:
+    def __init__(self, dst: str, root: tuple[str, str], run: str, *, fsync: bool) -> None:
         self._path = os.path.join(dst, STATE, "journal.jsonl")
-        self._root = hashlib.sha256(os.path.realpath(root).encode("utf-8", "surrogateescape")).hexdigest()[:16]
+        self._root = short(f"{os.path.realpath(root[0])}\0{root[1]}")
         self._run = run
         self._fsync = fsync
         self._read_bytes = 0
@@ -85,7 +86,8 @@ class Journal:
         if line["root"] != self._root or not isinstance(source, str):
             return
         if line["what"] == "begun":
-            self.begun[source] = str(line["target"])
+            if line["run"] != self._run:  # what this run begins is no news to it
+                self.begun[source] = str(line["target"])
             return
         if line["what"] == "done":
             self.finished[source] = Entry(
@@ -150,11 +152,16 @@ class Lines:
 
     def __init__(self, dst: str) -> None:
         now = time.strftime("%Y%m%dT%H%M%S", time.gmtime())
-        self.path = os.path.join(dst, STATE, f"report-{now}-{os.getpid()}.jsonl")
-        try:
-            self._file = open(self.path, "ab", buffering=0)
-        except OSError as err:
-            raise unwritable(self.path, err) from err
+        start = os.path.join(dst, STATE, f"report-{now}-{os.getpid()}")
+        for number in itertools.count(1):  # a process may run several batches in a second
+            self.path = f"{start}.jsonl" if number == 1 else f"{start}-{number}.jsonl"
+            try:
+                self._file = open(self.path, "xb", buffering=0)
+                return
+            except FileExistsError:
+                continue
+            except OSError as err:
+                raise unwritable(self.path, err) from err
 
     def add(self, record: dict[str, Any]) -> None:
         """One line, written through to the system."""
@@ -193,11 +200,15 @@ def lock(fd: int, *, shared: bool = False, wait: bool = False) -> bool:
     return True
 
 
+def short(key: str) -> str:
+    """A name for a file about a target."""
+    return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()[:32]
+
+
 @contextlib.contextmanager
 def claim(state: str, key: str, *, wait: bool) -> Iterator[bool]:
     """Hold a target for one process at a time; yields False if another has it. The lock's file goes away after."""
-    name = hashlib.sha256(key.encode("utf-8", "surrogatepass")).hexdigest()[:32]
-    path = os.path.join(state, "claims", name)
+    path = os.path.join(state, "claims", short(key))
     try:
         os.makedirs(os.path.dirname(path), exist_ok=True)
         while True:
@@ -319,24 +330,32 @@ _STEM_CHARACTERS = 50
 def sweep(dst: str, targets: Iterable[str]) -> int:
     """Remove temporaries of targets that a dead run had begun; only for a run that is alone. Returns how many."""
     removed = 0
-    for name in ("claims", "again"):
-        shutil.rmtree(os.path.join(dst, STATE, name), ignore_errors=True)
+    state = os.path.join(dst, STATE)
     for target in targets:
-        folder, base = os.path.split(os.path.join(dst, target))
-        stem = os.path.splitext(base)[0]
-        start = re.escape(stem[:_STEM_CHARACTERS])
-        temporary = re.compile(rf"\.{start}([.-].*)?{_HEX}" if len(stem) < _STEM_CHARACTERS else rf"\.{start}.*{_HEX}")
-        aside = re.compile(rf"\.{start}{_HEX}-old")
-        with contextlib.suppress(OSError):
-            for name in sorted(os.listdir(folder)):
-                path = os.path.join(folder, name)
-                if aside.fullmatch(name) and len(stem) <= _STEM_CHARACTERS:
-                    _put_back(path, os.path.join(folder, stem))
-                elif temporary.fullmatch(name):
-                    _remove(path)
-                else:
-                    continue
-                removed += 1
+        with claim(state, target, wait=False) as held:
+            if held:  # else a worker of a dead run still lives somewhere
+                shutil.rmtree(os.path.join(state, "again", short(target)), ignore_errors=True)
+                removed += _sweep_one(dst, target)
+    return removed
+
+
+def _sweep_one(dst: str, target: str) -> int:
+    folder, base = os.path.split(os.path.join(dst, target))
+    stem = os.path.splitext(base)[0]
+    start = re.escape(stem[:_STEM_CHARACTERS])
+    temporary = re.compile(rf"\.{start}([.-].*)?{_HEX}" if len(stem) < _STEM_CHARACTERS else rf"\.{start}.*{_HEX}")
+    aside = re.compile(rf"\.{start}{_HEX}-old")
+    removed = 0
+    with contextlib.suppress(OSError):
+        for name in sorted(os.listdir(folder)):
+            path = os.path.join(folder, name)
+            if aside.fullmatch(name) and len(stem) <= _STEM_CHARACTERS:
+                _put_back(path, os.path.join(folder, stem))
+            elif temporary.fullmatch(name):
+                _remove(path)
+            else:
+                continue
+            removed += 1
     return removed
 
 

@@ -20,7 +20,6 @@ from convert.files import unreadable, unwritable
 
 STATE = ".convert"
 """Folder in the target for the journal, the reports and the locks."""
-INDEX_SUFFIX = ".index.json"
 _INDEX_BYTES = 100_000_000
 _TEMPORARY = ("*.tmp", "*.tmp*", "*.part", "*~", "*.convert-tmp")
 FOLDER_FORMAT = formats.BUILT_IN[0].name
@@ -96,17 +95,16 @@ def read_tree(src: str, row: formats.Format, rules: Rules, *, copy_others: bool)
     tree = Tree()
     found = _Found(tree, rules)
     found.walk(src, "")
-    indexes = {path: _index_of(src, path) for path in found.files if path.lower().endswith(INDEX_SUFFIX)}
     suffixes = {suffix for each in formats.all_formats() if each.reader for suffix in each.suffixes}
-    indexes = {path: parts for path, parts in indexes.items() if _stem(path[: -len(INDEX_SUFFIX)], suffixes)}
+    indexes = {path: _index_of(src, path) for path in found.files if formats.is_index(path)}
     owned = {part for parts in indexes.values() for part in parts}
     for path, stamp in found.files.items():
         if path in indexes:
             parts = tuple(sorted(part for part in set(indexes[path]) if part in found.files))
             stamps = [stamp, *(found.files[part] for part in parts)]
             stamp = Stamp(sum(one.size for one in stamps), sum(one.mtime_ns for one in stamps))
-            stem = _stem(path[: -len(INDEX_SUFFIX)], suffixes)
-            tree.items.append(Item(path, f"{stem}{row.suffixes[0]}", False, stamp, parts, row.name == FOLDER_FORMAT))
+            target = path[: -len(formats.INDEX_SUFFIX)] + row.suffixes[0]
+            tree.items.append(Item(path, target, False, stamp, parts, row.name == FOLDER_FORMAT))
         elif path in owned:
             continue
         elif (stem := _stem(path, suffixes)) is not None:
@@ -210,8 +208,11 @@ def check_places(src: str, dst: str, rules: Rules) -> None:
             )
 
 
-def check_collisions(items: list[Item], dst: str, *, folds: bool) -> None:
+def check_collisions(items: list[Item], dst: str, *, folds: bool) -> list[Item]:
     """Two sources may not have one target, nor a target be a folder of another.
+
+    Returns:
+        The items, of which some may no longer become a folder.
 
     Args:
         items: What will be written.
@@ -223,28 +224,31 @@ def check_collisions(items: list[Item], dst: str, *, folds: bool) -> None:
     """
     places: dict[str, Item] = {}
     problems: list[ConvertError] = []
+    tied: set[str] = set()
     for item in items:
-        other = places.setdefault(folded(item.target) if folds else item.target, item)
-        if other is not item:
-            problems.append(_collision(item, other, dst))
+        first = places.setdefault(folded(item.target) if folds else item.target, item)
+        if first is not item:
+            problems.append(_collision(item, first, dst))
     above: dict[str, Item] = {}
     for item in items:
         place = folded(item.target) if folds else item.target
         while place := os.path.dirname(place):
             above.setdefault(place, item)
     for place, item in places.items():
-        folder = os.path.splitext(place)[0] if item.may_be_folder and not _is_single(item) else None
-        for wanted in (place, folder):
-            other = above.get(wanted) if wanted is not None else None
-            other = other or (places.get(wanted) if wanted is not None and wanted != place else None)
-            if other is not None:
+        folder = os.path.splitext(place)[0] if item.may_be_folder else None
+        for wanted in (place,) if folder is None else (place, folder):
+            other = above.get(wanted) or (None if wanted == place else places.get(wanted))
+            if other is not None and wanted == folder and _is_single(item):
+                tied.add(item.source)
+            elif other is not None:
                 problems.append(_collision(item, other, dst))
     if problems:
         raise gather(problems)
+    return [item._replace(may_be_folder=False) if item.source in tied else item for item in items]
 
 
 def _is_single(item: Item) -> bool:
-    """A file of the folder format holds one tensor, and stays a file."""
+    """By its suffix it holds one tensor, and stays a file; what it holds indeed will be seen."""
     return item.source.lower().endswith(formats.BUILT_IN[0].suffixes)
 
 
@@ -278,7 +282,8 @@ def folds_names(dst: str, *, probe: bool) -> bool:
     """
     if not probe:
         there = existing(dst)
-        return sys.platform in ("darwin", "win32") or os.path.exists(there.swapcase()) and there != there.swapcase()
+        other = there.swapcase()
+        return sys.platform in ("darwin", "win32") or (other != there and os.path.exists(other))
     name = f"probe-{secrets.token_hex(4)}-"
     path = os.path.join(dst, STATE, name + "\u00e9")
     try:

@@ -7,22 +7,29 @@ from __future__ import annotations
 
 import contextlib
 import filecmp
-import hashlib
-import json
 import os
 import shutil
-import stat
 import threading
 import time
-import traceback
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from convert.batchlog import Entry, claim, hold_run
-from convert.batchtree import FOLDER_FORMAT, INDEX_SUFFIX, STATE, Item, Stamp
-from convert.errors import ConvertError, InputError, OutputError, PolicyError
-from convert.files import SourceFile, unreadable, unwritable
+from convert.batchjob import (
+    FileReport,
+    Job,
+    added_up,
+    is_finished,
+    outputs,
+    settings_of,
+    sha256_of,
+    share,
+    sources_of,
+    stamp_of,
+)
+from convert.batchlog import Entry, claim, hold_run, short
+from convert.batchtree import FOLDER_FORMAT, STATE, Stamp
+from convert.errors import OutputError, PolicyError
+from convert.files import SourceFile, unwritable
 from convert.output import OutputFile, committed, target_exists
 
 if TYPE_CHECKING:
@@ -31,109 +38,6 @@ if TYPE_CHECKING:
     from convert.report import Report
 
 _COPY_BYTES = 1 << 20
-
-
-@dataclass(frozen=True)
-class Order:
-    """What is the same for all files of a batch.
-
-    Attributes:
-        src: The source folder.
-        dst: The target folder.
-        to: Format of the targets.
-        options: For `convert_file`.
-        settings: Fingerprint of what decides about the bytes.
-        overwrite: Replace targets that are not ours too.
-        fsync: Force everything to the disk.
-        checksum: Tell by digests, not by sizes and times, what is finished.
-        delete_source: Sources will be removed; so targets must be proven.
-    """
-
-    src: str
-    dst: str
-    to: str
-    options: Mapping[str, Any]
-    settings: str
-    overwrite: bool
-    fsync: bool
-    checksum: bool
-    delete_source: bool
-
-
-@dataclass(frozen=True)
-class Job:
-    """One file to do, and what the journal knows of it."""
-
-    order: Order
-    item: Item
-    known: Entry | None = None
-    begun: bool = False
-    wait: bool = False
-    jobs: int | None = 1
-
-
-@dataclass
-class FileReport:
-    """What became of one file.
-
-    Attributes:
-        source: Relative to the source folder.
-        target: Relative to the target folder.
-        status: 'done', 'skipped' (finished before), 'failed', or 'stopped' (to be done by another run of the batch).
-        copied: It was no tensor file.
-        source_bytes: Size of the source and of the files it names.
-        target_bytes: Size of the target, all files of a folder together.
-        sha256: Of the target; of several files, of the lines that sha256sum would print for them.
-        seconds: Wall time.
-        changes: Tensors that a policy or cast changed.
-        left_out: Tensors and members that were left out.
-        notes: What else is worth knowing.
-        problems: Why it failed.
-        exit_status: 0, or that of a program that had converted this file alone.
-        verified: The target was read back and compared.
-        deleted: The source was removed.
-    """
-
-    source: str
-    target: str
-    status: str = "done"
-    copied: bool = False
-    source_bytes: int = 0
-    target_bytes: int = 0
-    sha256: str | None = None
-    seconds: float = 0.0
-    changes: list[dict[str, Any]] = field(default_factory=list)
-    left_out: list[dict[str, Any]] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    problems: list[dict[str, Any]] = field(default_factory=list)
-    exit_status: int = 0
-    verified: bool = False
-    deleted: bool = False
-    entry: Entry | None = field(default=None, repr=False)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain values, ready for JSON."""
-        return {name: value for name, value in vars(self).items() if name != "entry"}
-
-    def fail(self, err: BaseException) -> None:
-        """Note why it failed."""
-        self.status = "failed"
-        if isinstance(err, ConvertError):
-            self.exit_status = err.exit_code
-            found = err.problems
-            self.problems = [
-                {"kind": type(one).__name__, "path": one.path, "tensor": one.tensor, "message": one.message,
-                 "hint": one.hint, "text": str(one)}
-                for one in found
-            ]  # fmt: skip
-            return
-        self.exit_status = 1
-        trace = "".join(traceback.format_exception(err))
-        text = f"{self.source}: {type(err).__name__}: {err}"
-        self.problems = [
-            {"kind": type(err).__name__, "path": self.source, "tensor": None, "message": str(err), "hint": None,
-             "text": text, "trace": trace}
-        ]  # fmt: skip
 
 
 class BusyError(Exception):
@@ -208,28 +112,38 @@ def do_file(job: Job, watch: Watch = _stopped) -> FileReport:
 
 def _do(job: Job, report: FileReport, watch: Watch) -> None:
     order, item = job.order, job.item
-    stamp = stamp_of([os.path.join(order.src, path) for path in (item.source, *item.parts)], item.source)
+    sources = sources_of(order, item)
+    stamp = stamp_of(sources)
     report.source_bytes = stamp.size
-    source_sha256 = None
-    if order.checksum:
-        source_sha256 = sha256_of([os.path.join(order.src, path) for path in (item.source, *item.parts)])
+    source_sha256 = sha256_of(sources) if order.checksum else None
     if job.known is not None and is_finished(job, job.known, stamp, source_sha256):
         _as_before(job, report, job.known, stamp)
         return
     target = _target(job)
+    if not item.may_be_folder and os.path.basename(target) != os.path.basename(item.target):
+        raise OutputError(
+            "several tensors need a folder, which other files of this batch have as theirs",
+            path=target,
+            hint="convert this file by itself",
+        )
     report.target = os.path.relpath(target, order.dst).replace(os.sep, "/")
-    os.makedirs(os.path.dirname(target), exist_ok=True)
+    try:
+        os.makedirs(os.path.dirname(target), exist_ok=True)
+    except OSError as err:
+        raise unwritable(os.path.dirname(target), err) from err
     there = outputs(target)
-    if not there and not os.path.lexists(target):
-        made = _make(job, target, False, watch)
-    elif order.overwrite or _is_ours(job, target):
+    if share(sources, there):
+        raise OutputError("the target is the source itself", path=target, hint="remove that link, or convert it alone")
+    ours = _unchanged(job)
+    if order.overwrite or (there and set(there) <= set(ours)):
         made = _make(job, target, True, watch)
-    elif job.begun:
+    elif job.begun or (item.copy and there):
         made = _adopt(job, target, watch)
-    else:
+    elif os.path.lexists(target) or there:
         raise target_exists(target)
-    if stamp_of([os.path.join(order.src, path) for path in (item.source, *item.parts)], item.source) != stamp:
-        raise InputError("the file changed while it was read", path=os.path.join(order.src, item.source))
+    else:
+        made = _make(job, target, False, watch)
+    _remove_old(set(ours) - set(outputs(target)))
     _describe(job, report, made, target, stamp, source_sha256)
 
 
@@ -237,45 +151,30 @@ def _as_before(job: Job, report: FileReport, known: Entry, stamp: Stamp) -> None
     """Finished by an earlier run. The journal gets the times of today where only they have changed."""
     report.status = "skipped"
     report.target, report.target_bytes, report.sha256 = known.target, known.written.size, known.sha256
-    written = stamp_of(outputs(os.path.join(job.order.dst, known.target)), known.target)
+    written = stamp_of(outputs(os.path.join(job.order.dst, known.target)))
     if job.order.checksum and (stamp, written) != (known.source, known.written):
         report.entry = known._replace(source=stamp, written=written)
     report.verified = known.proven
 
 
-def is_finished(job: Job, known: Entry, stamp: Stamp, source_sha256: str | None) -> bool:
-    """Whether a journal's entry still holds for source, settings and target."""
-    order = job.order
-    if known.settings != settings_of(order, job.item):
-        return False
-    if order.delete_source and not known.proven and not job.item.copy:
-        return False
-    files = outputs(os.path.join(order.dst, known.target))
-    if not files and not os.path.isdir(os.path.join(order.dst, known.target)):
-        return False
-    if source_sha256 is not None and known.source_sha256 is not None:
-        if source_sha256 != known.source_sha256:
-            return False
-    elif stamp != known.source:
-        return False
-    if order.checksum:
-        return sha256_of(files) == known.sha256
-    return _stamp(files) == known.written
-
-
-def settings_of(order: Order, item: Item) -> str:
-    """Fingerprint for an item; options do not matter to a copy."""
-    return "copy" if item.copy else order.settings
-
-
-def _is_ours(job: Job, target: str) -> bool:
-    """Whether the target is what an earlier run wrote, unchanged since."""
+def _unchanged(job: Job) -> list[str]:
+    """Files that an earlier run wrote for this source and nobody has changed since."""
     known = job.known
-    if known is None or os.path.join(job.order.dst, known.target) != target:
-        return False
-    files = outputs(target)
-    written = _stamp(files)
-    return written == known.written or (written.size == known.written.size and sha256_of(files) == known.sha256)
+    if known is None:
+        return []
+    files = outputs(os.path.join(job.order.dst, known.target))
+    written = added_up(files)
+    same = written == known.written or (written.size == known.written.size and sha256_of(files) == known.sha256)
+    return files if same else []
+
+
+def _remove_old(paths: set[str]) -> None:
+    """What an earlier run wrote and this one does not: other shards, or a file where there is a folder now."""
+    for path in sorted(paths):
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+        with contextlib.suppress(OSError):
+            os.removedirs(os.path.dirname(path))  # empty ones only
 
 
 def _target(job: Job) -> str:
@@ -307,16 +206,16 @@ def _make(job: Job, target: str, overwrite: bool, watch: Watch) -> Report | None
         _copy(source, target, overwrite, order.fsync, watch)
         return None
     options = dict(order.options)
-    if options.get("jobs") is None:
-        options["jobs"] = job.jobs
-    folder = order.to == FOLDER_FORMAT and not target.endswith(os.path.splitext(job.item.target)[1])
+    verify = bool(options.pop("verify", False)) or order.delete_source
+    folder = os.path.basename(target) != os.path.basename(job.item.target)
     return convert_file(
         source,
         target + "/" if folder else target,
         to=order.to,
         overwrite=overwrite,
         fsync=order.fsync,
-        verify=order.delete_source or bool(options.pop("verify", False)),
+        verify=verify,
+        jobs=job.jobs,
         progress=watch,
         **options,
     )
@@ -341,13 +240,12 @@ def _copy(source: str, target: str, overwrite: bool, fsync: bool, watch: Watch) 
 
 
 def _adopt(job: Job, target: str, watch: Watch) -> Report | None:
-    """A run that died may have written this target, or someone else did: made once more, it must come out equal.
+    """A run that died may have written this target, or part of it: made once more, what is there must come out equal.
 
     Raises:
         TargetExistsError: It does not, so it is not ours.
     """
-    key = hashlib.sha256(job.item.target.encode("utf-8", "surrogatepass")).hexdigest()[:32]
-    folder = os.path.join(job.order.dst, STATE, "again", key)
+    folder = os.path.join(job.order.dst, STATE, "again", short(job.item.target))
     shutil.rmtree(folder, ignore_errors=True)
     try:
         os.makedirs(folder)
@@ -356,27 +254,29 @@ def _adopt(job: Job, target: str, watch: Watch) -> Report | None:
     try:
         again = os.path.join(folder, os.path.basename(target))
         made = _make(job, again, False, watch)
-        ours, theirs = outputs(again), outputs(target)
-        names = [[os.path.relpath(path, os.path.dirname(top)) for path in paths] for top, paths in
-                 ((again, ours), (target, theirs))]  # fmt: skip
-        if names[0] != names[1] or not all(map(_same, ours, theirs)):
+        wanted = {_moved(path, again, target): path for path in outputs(again)}
+        there = {path for path in (*wanted, *outputs(target), target) if os.path.lexists(path)}
+        if os.path.isdir(target):
+            there.discard(target)
+        if not all(path in wanted and filecmp.cmp(path, wanted[path], shallow=False) for path in there):
             raise target_exists(target)
-        return made
+        return made if there == set(wanted) else _make(job, target, True, watch)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _same(one: str, other: str) -> bool:
-    return filecmp.cmp(one, other, shallow=False)
+def _moved(path: str, one: str, other: str) -> str:
+    """A file of one target as it is called in another."""
+    return os.path.join(os.path.dirname(other), os.path.relpath(path, os.path.dirname(one)))
 
 
 def _describe(
     job: Job, report: FileReport, made: Report | None, target: str, stamp: Stamp, source_sha256: str | None
 ) -> None:
     files = outputs(target)
-    written = _stamp(files)
+    written = added_up(files)
     report.target_bytes, report.sha256 = written.size, sha256_of(files)
-    proven = made is None and report.sha256 == sha256_of([os.path.join(job.order.src, job.item.source)])
+    proven = False
     if made is not None:
         report.changes = [change._asdict() for change in made.changes]
         report.left_out = [skip._asdict() for skip in made.skipped]
@@ -384,97 +284,3 @@ def _describe(
         proven = made.verified and not made.skipped and not made.notes
     settings = settings_of(job.order, job.item)
     report.entry = Entry(stamp, settings, report.target, written, report.sha256, source_sha256, proven)
-
-
-# --- files and their digests -------------------------------------------------------------------------------------
-
-
-def outputs(target: str) -> list[str]:
-    """Files that a target consists of: itself, those of a folder, or an index and the shards it names; sorted."""
-    if os.path.isdir(target):
-        return sorted(os.path.join(folder, name) for folder, _, names in os.walk(target) for name in names)
-    if os.path.lexists(target):
-        return [target]
-    index = target + INDEX_SUFFIX
-    try:
-        with open(index, "rb") as file:
-            names = sorted(set(json.load(file)["weight_map"].values()))
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
-        return []
-    return [index, *(os.path.join(os.path.dirname(target), name) for name in names)]
-
-
-def stamp_of(paths: Sequence[str], name: str) -> Stamp:
-    """Sizes and times of files, added up.
-
-    Raises:
-        InputError: One cannot be looked at.
-    """
-    try:
-        return _stamp(paths, strict=True)
-    except OSError as err:
-        raise unreadable(name, err) from err
-
-
-def _stamp(paths: Sequence[str], *, strict: bool = False) -> Stamp:
-    size = mtime_ns = 0
-    for path in paths:
-        try:
-            found = os.stat(path)
-        except OSError:
-            if strict:
-                raise
-            return Stamp(-1, -1)
-        size += found.st_size if stat.S_ISREG(found.st_mode) else 0
-        mtime_ns += found.st_mtime_ns
-    return Stamp(size, mtime_ns)
-
-
-def sha256_of(paths: Sequence[str]) -> str:
-    """Digest of a file; of several, of the lines `sha256sum` prints for them in their common folder.
-
-    Raises:
-        OutputError: One cannot be read.
-    """
-    if len(paths) == 1:
-        return _sha256(paths[0])
-    top = os.path.commonpath([os.path.dirname(path) for path in paths]) if paths else ""
-    lines = [f"{_sha256(path)}  {os.path.relpath(path, top)}\n" for path in paths]
-    return hashlib.sha256("".join(lines).encode("utf-8", "surrogateescape")).hexdigest()
-
-
-def _sha256(path: str) -> str:
-    try:
-        if not stat.S_ISREG(os.stat(path).st_mode):
-            raise InputError("is not a regular file", path=path)
-        with open(path, "rb", buffering=0) as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as err:
-        raise OutputError(f"cannot be read: {err.strerror or err}", path=path) from err
-
-
-def remove_source(order: Order, item: Item, entry: Entry) -> bool:
-    """Remove a source whose target is proven and still there, byte for byte; False if anything speaks against it."""
-    paths = [os.path.join(order.src, path) for path in (item.source, *item.parts)]
-    if not entry.proven or _stamp(paths) != entry.source:
-        return False
-    files = outputs(os.path.join(order.dst, entry.target))
-    if not files or sha256_of(files) != entry.sha256:
-        return False
-    for path in paths:
-        os.unlink(path)
-    return True
-
-
-def chunked(jobs: Sequence[Job], count: int, nbytes: int) -> Iterator[list[Job]]:
-    """Groups of at most `count` files and about `nbytes` bytes, in order."""
-    group: list[Job] = []
-    size = 0
-    for job in jobs:
-        if group and (len(group) >= count or size + job.item.stamp.size > nbytes):
-            yield group
-            group, size = [], 0
-        group.append(job)
-        size += job.item.stamp.size
-    if group:
-        yield group

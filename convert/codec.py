@@ -89,7 +89,7 @@ def deflate_block(data: memoryview, level: int, before: bytes = b"") -> bytes:
             _own.compressor = (level, room, compressor)
         block: bytes = compressor.compress_and_crc(data, before)[0]
         return block
-    dictionary = {"zdict": before} if before else {}
+    dictionary: dict[str, Any] = {"zdict": before} if before else {}
     if isal_zlib is not None and level in _ISAL_LEVELS:
         deflater = isal_zlib.compressobj(_ISAL_LEVELS[level], isal_zlib.DEFLATED, -15, **dictionary)
         packed: bytes = deflater.compress(data) + deflater.flush(isal_zlib.Z_SYNC_FLUSH)

@@ -27,6 +27,9 @@ class Format:
         writer: Module with `holds`, `remembers`, `check` and `write`, or '' if it is only read. One that can also
             spread a checkpoint over several files has `split` and `write_split`.
         about: A line for people.
+        orders: As a target it can be big-endian, and in Fortran order.
+        compresses: As a target it has compression levels.
+        aligns: As a target its data can be aligned.
     """
 
     name: str
@@ -35,6 +38,9 @@ class Format:
     reader: str
     writer: str
     about: str
+    orders: bool = False
+    compresses: bool = False
+    aligns: bool = False
 
     def load_reader(self) -> Any:
         """The reader module.
@@ -67,6 +73,7 @@ BUILT_IN: tuple[Format, ...] = (
         "readers.npy",
         "writers.npy",
         "NumPy array, one tensor; as a target also a folder of them",
+        orders=True,
     ),
     Format(
         "npz",
@@ -75,6 +82,9 @@ BUILT_IN: tuple[Format, ...] = (
         "readers.npz",
         "writers.npz",
         "NumPy archive, stored or deflated",
+        orders=True,
+        compresses=True,
+        aligns=True,
     ),
     Format(
         "safetensors",
@@ -83,6 +93,7 @@ BUILT_IN: tuple[Format, ...] = (
         "readers.safetensors",
         "writers.safetensors",
         "Hugging Face safetensors",
+        aligns=True,
     ),
     Format(
         "shards",

@@ -288,7 +288,8 @@ class _Planner:
             lost = [f"metadata {', '.join(map(quoted, list(plan.metadata)[:5]))}"] if plan.metadata else []
             lost += ["how encoded tensors were before"] if encoded else []
             action = policy.action("metadata", "*")
-            if action != "skip" and (action == "error" or self._texts or plan.format != "npy"):
+            has_place = self._writer.remembers({"": ""}, True)  # some, just not enough for this
+            if action != "skip" and (action == "error" or self._texts or has_place):
                 self.problems.append(
                     PolicyError(
                         f"{plan.format} has no room for {' and '.join(lost)}",

@@ -29,7 +29,7 @@ THIRD_PARTY: dict[str, set[str]] = {
     "isal": {"convert.codec"},
     "numpy": {"convert.arrays", "convert.numeric", "convert.longdouble", "convert.transpose"},
     "ml_dtypes": {"convert.numeric"},
-    "typer": {"convert.cli.main", "convert.cli.job", "convert.cli.listing"},
+    "typer": {"convert.cli.main", "convert.cli.job", "convert.cli.listing", "convert.cli.plain", "convert.cli.batch"},
 }
 LAZY: dict[str, set[str]] = {
     # What functions may import when they run.
@@ -156,15 +156,15 @@ def test_the_version_loads_next_to_nothing(tmp_path: Path) -> None:
     found = loaded(tmp_path, "--version")
     assert not found & {"numpy", "rich", "ml_dtypes", "safetensors", "tqdm", "isal", "readers", "writers"}
     assert {name for name in found if name.startswith("convert.")} == {
-        "convert.cli", "convert.cli.job", "convert.cli.listing", "convert.cli.main", "convert.errors",
-        "convert.version",
+        "convert.cli", "convert.cli.job", "convert.cli.listing", "convert.cli.main", "convert.cli.plain",
+        "convert.errors", "convert.version",
     }  # fmt: skip
 
 
 COPYING = (
-    "api", "cli", "cli.job", "cli.listing", "cli.main", "codec", "dtypes", "encodings", "errors", "files", "formats",
-    "limits", "memory", "output", "plan", "policy", "progress", "report", "steps", "tensor", "threads", "transfer",
-    "version", "writing",
+    "api", "cli", "cli.job", "cli.listing", "cli.main", "cli.plain", "codec", "dtypes", "encodings", "errors", "files",
+    "formats", "limits", "memory", "options", "output", "plan", "policy", "progress", "report", "steps", "tensor",
+    "threads", "transfer", "version", "writing",
 )  # fmt: skip
 """All that a plain copy may load of the core."""
 
@@ -360,8 +360,8 @@ def test_a_third_partys_refusals_are_ours(third_party: Path) -> None:
 
 def test_a_third_partys_format_is_listed(third_party: Path) -> None:
     """In messages, and on the command line with its own words as they are."""
-    assert [row.name for row in formats.all_formats()] == ["npy", "npz", "safetensors", "lined"]
-    with pytest.raises(convert.UsageError, match="npy, npz, safetensors, lined") as caught:
+    assert [row.name for row in formats.all_formats()] == ["npy", "npz", "safetensors", "shards", "lined"]
+    with pytest.raises(convert.UsageError, match="npy, npz, safetensors, shards, lined") as caught:
         formats.by_name("line")
     assert caught.value.hint == "did you mean lined?"
     env = {**os.environ, "PYTHONPATH": os.fspath(third_party.parent / "site")}

@@ -144,6 +144,25 @@ def test_kept_orders_are_the_reference_too(order: str, batch: int, tmp_path: Pat
         assert target.read_bytes() == source.read_bytes(), f"seed {seed}"
 
 
+@pytest.mark.parametrize("dtype", ["|u1", "<M8[ns]"])
+def test_headers_of_every_length_are_the_reference(dtype: str, tmp_path: Path) -> None:
+    """numpy leaves room for one axis to grow and pads to 64: one character more may mean 64 bytes more."""
+    lengths = set()
+    for axes in range(1, 24):
+        for digits in range(1, 16, 2):
+            array = np.zeros((0, *(1,) * axes, 10 ** (digits - 1)), dtype)
+            convert.save({"w": array}, tmp_path / "w.npy", overwrite=True)
+            assert (tmp_path / "w.npy").read_bytes() == npy_bytes(array), array.shape
+            lengths.add(len(npy_bytes(array)))
+    for axes in range(1, 24):
+        for digits in range(1, 4):
+            array = np.asfortranarray(np.zeros((10**digits, *(1,) * axes, 2), dtype))
+            (tmp_path / "f.npy").write_bytes(npy_bytes(array))
+            convert.convert_file(tmp_path / "f.npy", tmp_path / "w.npy", overwrite=True, order="keep")
+            assert (tmp_path / "w.npy").read_bytes() == npy_bytes(array), array.shape
+    assert len(lengths) > 1
+
+
 MIXED_SIZES = (0, 1, 5_000, 64 << 10, (64 << 10) + 1, 300_000, (1 << 20) - 128, 1 << 20, (1 << 20) + 1, 3_000_001)
 """Bytes around every border that the writer treats in another way: small groups, chunks, deflate blocks."""
 

@@ -443,6 +443,7 @@ DAMAGED: dict[str, object] = {
     "shape-huge": _note(shape=[1 << 200]),
     "shape-endless": _note(shape=[(1 << 63) - 1] * 2_000),
     "shape-endless-zero": _note(shape=[(1 << 63) - 1] * 2_000 + [0]),
+    "shape-of-too-many-axes": _note(shape=[1] * 255 + [4]),
     "encoding-null": _note(encoding=None),
     "encoding-unknown": _note(encoding="rot13"),
     "encoding-list": _note(encoding=["bytes"]),
@@ -536,16 +537,20 @@ def test_a_damaged_archive_comment_is_ignored(case: str, tmp_path: Path) -> None
 def test_a_note_in_fortran_or_big_endian_data_is_ignored_where_bytes_would_move(tmp_path: Path) -> None:
     """The bytes of an encoded tensor are taken as they lie, so notes fit only data that lies as ours does."""
     fortran = np.asfortranarray(np.arange(8, dtype=np.uint8).reshape(2, 4))
-    note = json.dumps({KEY: _note(dtype="S4", shape=[2])}).encode()
-    npz_with_comments(tmp_path / "a.npz", fortran, note, b"")
-    convert.convert_file(tmp_path / "a.npz", tmp_path / "a.safetensors")
-    assert oracle.read_safetensors(tmp_path / "a.safetensors")[1] == {"w": ("U8", (2, 4), bytes(range(8)))}
-
     big = np.arange(4, dtype=">u4")
-    note = json.dumps({KEY: _note(dtype="S4", shape=[4])}).encode()
-    npz_with_comments(tmp_path / "b.npz", big, note, b"")
-    convert.convert_file(tmp_path / "b.npz", tmp_path / "b.safetensors")
-    assert oracle.read_safetensors(tmp_path / "b.safetensors")[1] == {"w": ("U32", (4,), oracle.canonical(big))}
+    for array, shape in ((fortran, [2]), (big, [4])):
+        note = json.dumps({KEY: _note(dtype="S4", shape=shape)}).encode()
+        npz_with_comments(tmp_path / "a.npz", array, note, b"")
+        convert.convert_file(tmp_path / "a.npz", tmp_path / "b.npz", overwrite=True)
+        with np.load(tmp_path / "b.npz") as archive:
+            assert archive["w"].dtype == array.dtype.newbyteorder("<")
+            assert archive["w"].shape == array.shape
+            assert archive["w"].tobytes() == oracle.canonical(array)
+        dense = np.ascontiguousarray(array.astype(array.dtype.newbyteorder("<")))  # the legal neighbour
+        npz_with_comments(tmp_path / "a.npz", dense, note, b"")
+        convert.convert_file(tmp_path / "a.npz", tmp_path / "b.npz", overwrite=True)
+        with np.load(tmp_path / "b.npz") as archive:
+            assert (archive["w"].dtype, archive["w"].shape) == (np.dtype("S4"), tuple(shape))
 
 
 @pytest.mark.parametrize(

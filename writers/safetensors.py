@@ -15,10 +15,11 @@ from typing import TYPE_CHECKING
 from convert.dtypes import CANONICAL
 from convert.errors import ConvertError, InputError, PolicyError, UsageError, gather
 from convert.memory import KEY, dump_origins
-from convert.output import MANY_FILES, OutputFile, OutputSet, committed
+from convert.output import OutputFile, committed
 from convert.transfer import Slot, fill
 
 if TYPE_CHECKING:
+    from convert.outputset import OutputSet
     from convert.plan import Plan
     from convert.tensor import Origin, Tensor
     from convert.writing import Settings
@@ -102,6 +103,8 @@ def write_split(plan: Plan, found: Split, settings: Settings, own: Collection[st
         settings: How to write; `overwrite` is what the user said.
         own: Real paths of source files that may be replaced.
     """
+    from convert.outputset import MANY_FILES, OutputSet
+
     output = OutputSet(found.paths, found.index, found.stale(), overwrite=settings.overwrite, own=own)
     problems: list[ConvertError] = []
     with committed(output):

@@ -1,8 +1,8 @@
 """Plain words for plain options, so that a start does not wait for a validation library.
 
 Typer (0.29) checks every value with a pydantic adapter of its own; importing and building them takes longer than
-converting a small file. Texts, lists of texts, whole numbers and flags need none of that. The place where Typer keeps its
-adapter is not public: where it is not found, nothing is changed and Typer does what it does.
+converting a small file. Texts, lists of texts, whole numbers and flags need none of that. The place where Typer keeps
+its adapter is not public: where it is not found, nothing is changed and Typer does what it does.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ def test_both_ways_agree(
     argv, status = CALLS[name]
     monkeypatch.chdir(tmp_path)
     np.savez("in.npz", a=np.arange(3), b=np.arange(4.0))
-    outcomes = []
+    outcomes: list[int | bytes] = []
     for plainly in (True, False):
         with monkeypatch.context() as patch:
             if not plainly:

@@ -1,0 +1,166 @@
+"""A tree of files, each converted into another tree: whatever happens to one, the others are done; run again to resume.
+
+`batchtree` finds the files, `batchrun` hands them out, `batchpool` has the processes, `batchwork` does one file,
+`batchlog` remembers; `batchjob` has the words they share.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from convert import formats
+from convert.batchjob import FileReport, Order
+from convert.batchlog import fingerprint
+from convert.batchpool import Executor
+from convert.batchrun import Batch, BatchReport, unreachable
+from convert.batchtree import (
+    FOLDER_FORMAT,
+    STATE,
+    Rules,
+    Tree,
+    check_collisions,
+    check_places,
+    existing,
+    folds_names,
+    read_tree,
+)
+from convert.errors import ConvertError, PolicyError, UsageError
+from convert.files import unwritable
+from convert.progress import Callback
+from convert.threads import MAX_JOBS, default_jobs
+from convert.version import __version__
+
+Path = str | os.PathLike[str]
+
+_NOT_BYTES = ("overwrite", "verify", "fsync", "jobs")
+"""Options that do not change what is written."""
+
+
+def convert_folder(
+    src: Path,
+    dst: Path,
+    *,
+    to: str,
+    executor: Executor | None = None,
+    include: Iterable[str] = (),
+    exclude: Iterable[str] = (),
+    copy_others: bool = False,
+    delete_source: bool = False,
+    overwrite: bool = False,
+    checksum: bool = False,
+    space_check: bool = True,
+    fail_fast: bool = False,
+    dry_run: bool = False,
+    fsync: bool = True,
+    jobs: int | None = None,
+    progress: Callback | None = None,
+    on_file: Callable[[FileReport], None] | None = None,
+    **options: Any,
+) -> BatchReport:
+    """Convert every tensor file below a folder into the same place below another.
+
+    Run it again after a crash, an interrupt or a full disk: what is finished is skipped, the rest is done.
+
+    Args:
+        src: Folder of the sources.
+        dst: Folder of the targets; may not lie in `src` unless `exclude` says so.
+        to: Format of the targets.
+        executor: Where to run; anything with `submit` of `concurrent.futures`. Its workers must reach both folders.
+            Default: processes and threads of this machine.
+        include: Globs of relative paths, names or folders; only these are taken.
+        exclude: Globs of what is left out.
+        copy_others: Copy the other files too.
+        delete_source: Remove each source once its target was read back and compared, unless something was left out.
+        overwrite: Replace targets that are not from an earlier run.
+        checksum: Tell by SHA-256, not by size and time, what is finished.
+        space_check: Refuse if the target's disk has less room than the sources take.
+        fail_fast: Start nothing more after the first failure.
+        dry_run: Only plan.
+        fsync: Force every file to the disk before it gets its name.
+        jobs: Cores to use.
+        progress: Called with bytes done, bytes in all and a name; raise in it to stop.
+        on_file: Called with the report of each file.
+        **options: Those of `convert_file` that decide what is written: policy, compress, cast, rename, metadata,
+            byteorder, order, align, cast_overflow, max_shard_size, verify.
+
+    Returns:
+        Counts, and what failed; a file that fails raises nothing.
+
+    Raises:
+        UsageError: The folders or the options make no sense, or two sources have one target; nothing was written.
+        OutputError: There is no room, or the journal cannot be written.
+    """
+    began = time.perf_counter()
+    _check_not_a_worker()
+    source, target = os.fspath(src), os.fspath(dst)
+    if executor is not None:  # its workers may be elsewhere
+        source, target = os.path.abspath(source), os.path.abspath(target)
+    row = formats.by_name(to)
+    options.update({name: tuple(options[name]) for name in ("rename", "cast") if name in options})
+    _check_options(to, row, jobs, options)
+    rules = Rules(tuple(include), tuple(exclude))
+    check_places(source, target, rules)
+    tree = read_tree(source, row, rules, copy_others=copy_others)
+    tree.items = check_collisions(tree.items, target, folds=dry_run and folds_names(target, probe=False))
+    report = BatchReport(source, target, to, notes=list(tree.notes), plan=tree.items, dry_run=dry_run)
+    report.free_bytes = shutil.disk_usage(existing(target)).free
+    settings = fingerprint({**{k: v for k, v in options.items() if k not in _NOT_BYTES}, "to": to, "by": __version__})
+    order = Order(source, target, to, options, settings, overwrite, fsync, checksum, delete_source)
+    if dry_run:
+        report.failures = [unreachable(path, err) for path, err in tree.failures]
+        report.failed = len(report.failures)
+    else:
+        with _prepared(target, tree):
+            batch = Batch(order, report, fail_fast, progress, on_file)
+            batch.run(tree, jobs or default_jobs(), executor, space_check)
+    report.seconds = time.perf_counter() - began
+    return report
+
+
+def _check_not_a_worker() -> None:
+    """A script without a guard is run once more by each worker that it starts; that run ends here."""
+    process = sys.modules.get("multiprocessing.process")
+    if process is not None and getattr(process.current_process(), "_inheriting", False):
+        raise UsageError(
+            "the script that called convert_folder was started again by its own worker",
+            hint='put the call below: if __name__ == "__main__":',
+        )
+
+
+def _check_options(to: str, row: formats.Format, jobs: int | None, options: dict[str, Any]) -> None:
+    """Refuse at once what would be refused for every file."""
+    from convert.api import save
+
+    if jobs is not None and not 1 <= jobs <= MAX_JOBS:
+        raise UsageError(f"jobs must be from 1 to {MAX_JOBS} (found {jobs})")
+    row.load_writer()
+    name = "x/" if to == FOLDER_FORMAT else f"x{row.suffixes[0]}"
+    with contextlib.suppress(PolicyError):
+        save({}, os.path.join(os.sep, "\0", name), to=to, **{**options, "dry_run": True})
+
+
+@contextlib.contextmanager
+def _prepared(dst: str, tree: Tree) -> Iterator[None]:
+    """The target with its folder for what is remembered; taken back if the batch is refused."""
+    made = not os.path.isdir(dst)
+    state = os.path.join(dst, STATE)
+    try:
+        os.makedirs(state, exist_ok=True)
+    except OSError as err:
+        raise unwritable(dst, err) from err
+    try:
+        if folds_names(dst, probe=True):
+            tree.items = check_collisions(tree.items, dst, folds=True)
+    except ConvertError:
+        with contextlib.suppress(OSError):
+            os.rmdir(state)
+            if made:
+                os.rmdir(dst)
+        raise
+    yield

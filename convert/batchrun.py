@@ -1,0 +1,310 @@
+"""One run of a batch: what is in flight, what is to be tried again, and the bookkeeping."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from convert.batchjob import FileReport, Job, Order, chunked, is_finished, remove_source
+from convert.batchlog import Journal, Lines, Run, sweep
+from convert.batchpool import Crew, Executor, WorkerDiedError, failed, workers
+from convert.batchtree import Item, Tree
+from convert.batchwork import StoppedError, do_file
+from convert.errors import ConvertError, OutputError
+from convert.progress import Callback
+
+HUGE_BYTES = 64 << 20
+"""From here on a file is worth all cores by itself; docs/decisions/0007 has the reason."""
+CHUNK_FILES, CHUNK_BYTES = 16, 16 << 20
+"""Small files go to a process in groups of about this many."""
+_FILES_PER_WORKER, _BYTES_PER_WORKER = 64, 128 << 20
+"""A process takes a while to start; with less than this it would not pay."""
+_WINDOW_OF_OTHERS = 1024
+"""Chunks handed to an executor of the caller's before it has answered; how many workers it has is not known."""
+GRAVITY = (1, 5, 3, 4, 2)
+"""Exit statuses, the worst first."""
+
+
+@dataclass
+class BatchReport:
+    """The outcome of a batch.
+
+    Attributes:
+        src: Source folder as given.
+        dst: Target folder as given.
+        to: Format of the targets.
+        done: Files converted, or copied, now.
+        skipped: Files finished by an earlier run.
+        failed: Files that could not be converted.
+        stopped: Files that were not tried, after a failure with `fail_fast`.
+        deleted: Sources removed.
+        source_bytes: Of the sources that were done.
+        target_bytes: Of the targets that were written.
+        seconds: Wall time.
+        failures: Reports of the files that failed, each with its problems.
+        notes: What else is worth knowing.
+        report_path: File with a line per source, or None in a dry run.
+        plan: What there is to do: sources and targets.
+        free_bytes: Room where the targets go.
+        dry_run: Nothing was written.
+    """
+
+    src: str
+    dst: str
+    to: str
+    done: int = 0
+    skipped: int = 0
+    failed: int = 0
+    stopped: int = 0
+    deleted: int = 0
+    source_bytes: int = 0
+    target_bytes: int = 0
+    seconds: float = 0.0
+    failures: list[FileReport] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    report_path: str | None = None
+    plan: list[Item] = field(default_factory=list)
+    free_bytes: int = 0
+    dry_run: bool = False
+
+    @property
+    def exit_status(self) -> int:
+        """0, or the gravest of the files': 1 a bug, 5 output, 3 input, 4 policy, 2 usage."""
+        found = {report.exit_status for report in self.failures}
+        return next((status for status in GRAVITY if status in found), 0)
+
+    @property
+    def plan_bytes(self) -> int:
+        """Bytes of all planned sources."""
+        return sum(item.stamp.size for item in self.plan)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain values, ready for JSON; without the plan, which may be long."""
+        found = {name: value for name, value in vars(self).items() if name not in ("plan", "failures")}
+        return {**found, "exit_status": self.exit_status, "planned": len(self.plan), "planned_bytes": self.plan_bytes}
+
+
+def unreachable(path: str, err: ConvertError) -> FileReport:
+    report = FileReport(path, "")
+    report.fail(err)
+    return report
+
+
+class Batch:
+    """One run: what is in flight, what is to be tried again, and the bookkeeping."""
+
+    def __init__(
+        self,
+        order: Order,
+        report: BatchReport,
+        fail_fast: bool,
+        progress: Callback | None,
+        on_file: Callable[[FileReport], None] | None,
+    ) -> None:
+        self._order = order
+        self._report = report
+        self._fail_fast = fail_fast
+        self._progress = progress
+        self._on_file = on_file
+        self._later: list[Job] = []
+        self._settled_bytes = 0
+        self._total_bytes = 0
+        self._cancelled: Exception | None = None
+        self._crew = Crew(self._begin, self._settle, self._halted)
+
+    def run(self, tree: Tree, cores: int, executor: Executor | None, space_check: bool) -> None:
+        """Do everything there is."""
+        order = self._order
+        with contextlib.ExitStack() as stack:
+            run = Run(order.dst)
+            stack.callback(run.close)
+            self._journal = Journal(order.dst, (order.src, order.to), run.name, fsync=order.fsync)
+            stack.callback(self._journal.close)
+            if run.alone:
+                sweep(order.dst, self._journal.begun.values())
+            self._lines = Lines(order.dst)
+            stack.callback(self._lines.close)
+            self._report.report_path = self._lines.path
+            for path, err in tree.failures:
+                self._finish(unreachable(path, err))
+            jobs = self._open_jobs(tree.items)
+            if space_check:
+                self._check_space(jobs)
+            self._total_bytes = sum(job.item.stamp.size for job in jobs)
+            if executor is not None:
+                self._elsewhere(jobs, executor)
+            else:
+                self._here(jobs, cores, run)
+        settled = self._report.done + self._report.skipped + self._report.failed - len(tree.failures)
+        self._report.stopped = len(tree.items) - settled
+
+    def _open_jobs(self, items: list[Item]) -> list[Job]:
+        """Jobs that are not finished, the largest first; finished ones are reported."""
+        jobs = []
+        for item in items:
+            job = Job(self._order, item, self._journal.finished.get(item.source))
+            if job.known is None or self._order.checksum or not is_finished(job, job.known, item.stamp, None):
+                jobs.append(job)
+                continue
+            known = job.known
+            report = FileReport(
+                item.source, known.target, "skipped", item.copy, item.stamp.size, known.written.size, known.sha256,
+                verified=known.proven,
+            )  # fmt: skip
+            if self._order.delete_source:
+                self._delete(job, report)
+            self._finish(report)
+        return sorted(jobs, key=lambda job: -job.item.stamp.size)
+
+    def _check_space(self, jobs: list[Job]) -> None:
+        needed = sum(job.item.stamp.size for job in jobs)
+        free = shutil.disk_usage(self._order.dst).free
+        if needed > free:
+            raise OutputError(
+                f"there is not enough room (expected {needed} bytes, as the sources take, found {free})",
+                path=self._order.dst,
+                hint="free some space, or --no-space-check (space_check=False) if the targets will be smaller",
+            )
+
+    # --- where the work is done
+
+    def _here(self, jobs: list[Job], cores: int, run: Run) -> None:
+        huge = [job for job in jobs if job.item.stamp.size >= HUGE_BYTES]
+        small = jobs[len(huge) :]
+        self._in_turn(huge, cores)
+        nbytes = sum(job.item.stamp.size for job in small)
+        count = min(cores, max(len(small) // _FILES_PER_WORKER, nbytes // _BYTES_PER_WORKER))
+        while small and count > 1 and not self._halted():
+            with workers(count, run.path, self._crew) as pool:
+                if pool is None:
+                    break
+                lost, small = self._crew.drive(pool, chunked(small, CHUNK_FILES, CHUNK_BYTES), 2 * count)
+            self._find_culprit([replace(job, begun=True) for job in lost], run)
+        self._in_turn(small, 1)
+        self._do_later(lambda later: self._in_turn(later, cores))
+
+    def _find_culprit(self, jobs: list[Job], run: Run) -> None:
+        """Do each alone; the one whose worker dies again has failed."""
+        while jobs and not self._halted():
+            with workers(1, run.path, self._crew) as pool:
+                if pool is None:
+                    raise OutputError("no worker process can be started any more", path=self._order.dst)
+                lost, jobs = self._crew.drive(pool, [[job] for job in jobs], 1)
+            for job in lost:
+                died = WorkerDiedError("the process that converted it ended: killed, or out of memory")
+                self._settle(job, failed(job, died))
+
+    def _in_turn(self, jobs: Iterable[Job], threads: int) -> None:
+        """One file after another in this process, each with so many threads."""
+        for job in jobs:
+            if self._halted():
+                return
+            (begun,) = self._begin([job])
+            report = do_file(replace(begun, jobs=threads), self._watch(begun))
+            if self._cancelled is not None:
+                raise self._cancelled
+            self._settle(begun, report)
+
+    def _elsewhere(self, jobs: list[Job], executor: Executor) -> None:
+        """All by the caller's executor; a large file with all cores of the machine it gets to."""
+        jobs = [replace(job, jobs=None) if job.item.stamp.size >= HUGE_BYTES else job for job in jobs]
+        self._drive(jobs, executor)
+        self._do_later(lambda later: self._drive(later, executor))
+
+    def _drive(self, jobs: list[Job], executor: Executor) -> None:
+        lost, rest = self._crew.drive(executor, chunked(jobs, CHUNK_FILES, CHUNK_BYTES), _WINDOW_OF_OTHERS)
+        for job in [*lost, *rest]:
+            self._settle(job, failed(job, WorkerDiedError("the executor broke before this file was done")))
+
+    def _do_later(self, do: Callable[[list[Job]], None]) -> None:
+        """What another run was at: wait for it, and finish what it did not."""
+        later, self._later = self._later, []
+        do([replace(job, wait=True) for job in later])
+
+    # --- bookkeeping
+
+    def _halted(self) -> bool:
+        return self._fail_fast and self._report.failed > 0
+
+    def _begin(self, jobs: list[Job]) -> list[Job]:
+        """What is known of them by now; and a word in the journal that they are begun."""
+        self._journal.refresh()
+        finished, begun = self._journal.finished, self._journal.begun
+        made = [
+            replace(job, known=finished.get(job.item.source), begun=job.begun or job.item.source in begun)
+            for job in jobs
+        ]
+        self._journal.begin((job.item.source, job.item.target) for job in made)
+        return made
+
+    def _settle(self, job: Job, report: FileReport) -> None:
+        """Take in a file's report."""
+        if report.status == "stopped":
+            return
+        if report.status == "busy" or self._is_news(job, report):
+            self._later.append(job)
+            return
+        if report.status == "failed":
+            if report.exit_status in (2, 3, 4) and not job.begun:  # else the target may have got its name
+                self._journal.failed(job.item.source)
+        elif report.entry is not None:
+            self._journal.done(job.item.source, report.entry, sync=self._order.delete_source)
+        if self._order.delete_source and report.status != "failed":
+            self._delete(job, report)
+        self._settled_bytes += job.item.stamp.size
+        self._finish(report)
+        if self._progress is not None:
+            self._progress(self._settled_bytes, self._total_bytes, report.source)
+
+    def _is_news(self, job: Job, report: FileReport) -> bool:
+        """Whether the target was refused because it exists, and another run turns out to be who wrote it."""
+        if job.wait or {one["kind"] for one in report.problems} != {"TargetExistsError"}:
+            return False
+        self._journal.refresh()
+        source = job.item.source
+        return self._journal.finished.get(source) != job.known or (source in self._journal.begun and not job.begun)
+
+    def _delete(self, job: Job, report: FileReport) -> None:
+        entry = self._journal.finished.get(job.item.source)
+        try:
+            report.deleted = entry is not None and remove_source(self._order, job.item, entry)
+        except ConvertError as err:
+            report.fail(err)
+            return
+        if not report.deleted and not job.item.copy:
+            report.notes.append("the source was kept: not all of it is proven to be in the target")
+
+    def _finish(self, report: FileReport) -> None:
+        """Count and tell."""
+        total = self._report
+        if report.status == "failed":
+            total.failed += 1
+            total.failures.append(report)
+        elif report.status == "skipped":
+            total.skipped += 1
+        else:
+            total.done += 1
+            total.source_bytes += report.source_bytes
+            total.target_bytes += report.target_bytes
+        total.deleted += report.deleted
+        self._lines.add(report.to_dict())
+        if self._on_file is not None:
+            self._on_file(report)
+
+    def _watch(self, job: Job) -> Callback:
+        """Bytes of one file as bytes of the batch."""
+        progress, size = self._progress, job.item.stamp.size
+
+        def watch(done: int, total: int, _: str) -> None:
+            if progress is None or not total:
+                return
+            try:
+                progress(self._settled_bytes + size * min(done, total) // total, self._total_bytes, job.item.source)
+            except Exception as err:  # the caller wants to stop; for the file this is no failure
+                self._cancelled = err
+                raise StoppedError from err
+
+        return watch

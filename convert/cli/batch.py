@@ -1,0 +1,213 @@
+"""`convert batch SRC_DIR DST_DIR --to FORMAT`: a tree of files."""
+
+from __future__ import annotations
+
+import inspect
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from convert.cli import job
+from convert.errors import ConvertError, printable
+
+if TYPE_CHECKING:
+    from convert.batchjob import FileReport
+    from convert.batchrun import BatchReport
+    from convert.progress import Callback
+
+_FILES, _RESUME = "Which files", "Care"
+_NOT_SHARED = ("paths", "source_format", "to", "include", "exclude", "fsync")
+"""Options of the main job that batch has not, or has with another meaning; it takes all others over."""
+_EXIT_INTERRUPTED = 130
+_SHOWN = 50
+
+
+def run(
+    src: Annotated[str, typer.Argument(metavar="SRC_DIR", help="Folder of the sources.")],
+    dst: Annotated[str, typer.Argument(metavar="DST_DIR", help="Folder of the targets.")],
+    to: Annotated[
+        str,
+        typer.Option("--to", metavar="FORMAT", help="Format of the targets.", rich_help_panel="Formats"),
+    ],
+    include: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--include", metavar="GLOB", help="Take only these paths, names or folders.", rich_help_panel=_FILES
+        ),
+    ] = None,
+    exclude: Annotated[
+        list[str] | None,
+        typer.Option("--exclude", metavar="GLOB", help="Leave these out; repeatable.", rich_help_panel=_FILES),
+    ] = None,
+    copy_others: Annotated[
+        bool, typer.Option("--copy-others", help="Copy the other files, config.json ...", rich_help_panel=_FILES)
+    ] = False,
+    delete_source: Annotated[
+        bool,
+        typer.Option(
+            "--delete-source",
+            help="Remove each source once its target was read back and compared.",
+            rich_help_panel=_FILES,
+        ),
+    ] = False,
+    checksum: Annotated[
+        bool,
+        typer.Option(
+            "--checksum", help="Tell by SHA-256, not by size and time, what is finished.", rich_help_panel=_RESUME
+        ),
+    ] = False,
+    fail_fast: Annotated[
+        bool, typer.Option("--fail-fast", help="Start nothing after the first failure.", rich_help_panel=_RESUME)
+    ] = False,
+    no_space_check: Annotated[
+        bool, typer.Option("--no-space-check", help="Do not ask for free space first.", rich_help_panel=_RESUME)
+    ] = False,
+    no_fsync: Annotated[
+        bool, typer.Option("--no-fsync", help="Do not wait until the disk has it.", rich_help_panel=_RESUME)
+    ] = False,
+    **shared: Any,
+) -> int:
+    """Convert every file below a folder; run it again to resume."""
+    from convert.batch import convert_folder
+
+    shown = {name: shared.pop(name) for name in ("dry_run", "json", "quiet", "no_progress")}
+    watcher = _Watcher(json=shown["json"], quiet=shown["quiet"])
+    try:
+        with job._progress(shown["quiet"] or shown["no_progress"] or shown["dry_run"]) as bar:
+            report = convert_folder(
+                src,
+                dst,
+                to=to,
+                include=include or (),
+                exclude=exclude or (),
+                copy_others=copy_others,
+                delete_source=delete_source,
+                checksum=checksum,
+                fail_fast=fail_fast,
+                space_check=not no_space_check,
+                fsync=not no_fsync,
+                dry_run=shown["dry_run"],
+                progress=watcher.on(bar),
+                on_file=watcher.file,
+                **_options(shared),
+            )
+    except KeyboardInterrupt:
+        sys.stderr.write(f"interrupted; {watcher.done} done, the same command goes on from there\n")
+        return _EXIT_INTERRUPTED
+    except ConvertError as err:
+        if shown["json"]:
+            job.write_json(job.error_object(err))
+        raise
+    _tell(report, json=shown["json"], quiet=shown["quiet"], shown_before=watcher.told)
+    return report.exit_status
+
+
+def _signature() -> inspect.Signature:
+    """Our own options, then those of the main job that mean the same here."""
+    own = inspect.signature(run, eval_str=True).parameters
+    theirs = inspect.signature(job.run, eval_str=True).parameters
+    shared = [parameter for name, parameter in theirs.items() if name not in _NOT_SHARED]
+    kept = [parameter for parameter in own.values() if parameter.kind is not parameter.VAR_KEYWORD]
+    return inspect.Signature([*kept, *shared], return_annotation=int)
+
+
+def command() -> Callable[..., int]:
+    """`run` with all its options spelled out, as typer wants them."""
+    run.__signature__ = _signature()  # type: ignore[attr-defined]
+    return run
+
+
+def _options(shared: dict[str, Any]) -> dict[str, Any]:
+    """Options of the main job as the library takes them; those that were not given keep its defaults."""
+    from convert.policy import Policy
+
+    given = {name: value for name, value in shared.items() if value is not None}
+    given["policy"] = Policy.parse(given.get("policy", ()))
+    given["rename"] = [job._pair("--rename", text, "REGEX=REPLACEMENT") for text in given.get("rename", ())]
+    given["cast"] = [job._parse_cast(text) for text in given.get("cast", ())]
+    given["metadata"] = dict(job._pair("--metadata", text, "KEY=VALUE") for text in given.get("metadata", ()))
+    return given
+
+
+class _Watcher:
+    """Says what happens while it happens: lines of JSON, failures, and the figures beside the bar."""
+
+    def __init__(self, *, json: bool, quiet: bool) -> None:
+        self.done = self.failed = 0
+        self.told = False
+        self._json = json
+        self._quiet = quiet
+
+    def on(self, bar: Callback | None) -> Callback | None:
+        """The bar of the whole batch, with counts in the place of a tensor's name."""
+        if bar is None:
+            return None
+        return lambda done, total, _: bar(done, total, f"{self.done} done, {self.failed} failed")
+
+    def file(self, report: FileReport) -> None:
+        """A file has ended."""
+        if report.status == "failed":
+            self.failed += 1
+        elif report.status == "done":
+            self.done += 1
+        if self._json:
+            job.write_json(report.to_dict())
+            sys.stdout.flush()
+        if report.status == "failed" and not sys.stderr.isatty():
+            self.told = True
+            sys.stderr.write(_failure(report) + "\n")
+
+
+def _failure(report: FileReport) -> str:
+    return "\n".join(problem["text"] for problem in report.problems)
+
+
+def _tell(report: BatchReport, *, json: bool, quiet: bool, shown_before: bool) -> None:
+    """What is said at the end."""
+    if json:
+        if report.dry_run:
+            for item in report.plan:
+                job.write_json({"source": item.source, "target": item.target, "copied": item.copy,
+                                "source_bytes": item.stamp.size})  # fmt: skip
+        job.write_json({"summary": report.to_dict()})
+    elif report.dry_run:
+        for item in report.plan:
+            sys.stdout.write(
+                f"{printable(item.source)} -> {printable(item.target)}  {job.human(item.stamp.size)}"
+                f"{'  copy' if item.copy else ''}\n"
+            )
+    lines = []
+    if report.failures and not shown_before:
+        lines += [_failure(failed) for failed in report.failures[:_SHOWN]]
+    if len(report.failures) > 1 and not report.dry_run:
+        lines += _table(report)
+    if not quiet:
+        lines += [f"note: {note}" for note in report.notes]
+        lines.append(_summary(report))
+    if lines:
+        sys.stderr.write("\n".join(lines) + "\n")
+
+
+def _table(report: BatchReport) -> list[str]:
+    """The files that failed, a line each."""
+    rows = [(failed.exit_status, failed.source, failed.problems[0]) for failed in report.failures[:_SHOWN]]
+    lines = ["", "failed  exit  file"]
+    lines += [f"{problem['kind']}  {status}  {printable(source)}" for status, source, problem in rows]
+    if len(report.failures) > _SHOWN:
+        lines.append(f"... and {len(report.failures) - _SHOWN} more, in {printable(report.report_path)}")
+    return [*lines, ""]
+
+
+def _summary(report: BatchReport) -> str:
+    if report.dry_run:
+        room = f"{job.human(report.plan_bytes)} to read, {job.human(report.free_bytes)} free"
+        return f"would write {len(report.plan)} files to {printable(report.dst)}: {room}"
+    counts = [f"{report.done} done ({job.human(report.target_bytes)})"]
+    counts += [f"{report.skipped} finished before"] if report.skipped else []
+    counts += [f"{report.failed} failed"] if report.failed else []
+    counts += [f"{report.stopped} not tried"] if report.stopped else []
+    counts += [f"{report.deleted} sources removed"] if report.deleted else []
+    where = f"; report: {printable(report.report_path)}"
+    return f"{printable(report.dst)}: {', '.join(counts)} in {report.seconds:.1f} s{where}"
