@@ -215,14 +215,12 @@ def _tensor(name: str, entry: object, file: SourceFile, data_begin: int) -> Tens
         raise CorruptError(f"data_offsets must have two entries (found {len(offsets)})")
     if len(shape) > _MAX_DIMENSIONS:
         raise LimitError(f"too many dimensions (expected at most {_MAX_DIMENSIONS}, found {len(shape)})")
-    bits = dtype.bits
+    count = 1
     for size in shape:
         if type(size) is not int or not 0 <= size <= _LARGEST_SIZE:
             raise CorruptError(f"a dimension must be an integer from 0 to 2**64 - 1 (found {_number(size)})")
-        if bits < 1 << 128:  # a product of many large sizes would take ever longer
-            bits *= size
-    if 0 in shape:
-        bits = 0
+        if count <= _LARGEST_SIZE:  # once over, a zero cannot help: the reference library has overflowed
+            count *= size
     begin, end = offsets
     if type(begin) is not int or type(end) is not int:
         raise CorruptError(f"data_offsets must be integers (found {_kind(begin)} and {_kind(end)})")
@@ -230,14 +228,13 @@ def _tensor(name: str, entry: object, file: SourceFile, data_begin: int) -> Tens
         raise CorruptError(f"negative offset {begin} in data_offsets")
     if begin > end:
         raise CorruptError(f"data_offsets have begin > end (found {begin} and {end})")
-    if (end - begin) * 8 != bits:
-        raise CorruptError(
-            f"shape and dtype do not fit the byte range (expected {bits / 8:.10g} bytes for {code} {_shown(shape)}, "
-            f"found {end - begin})"
-            if bits < 1 << 80
-            else f"shape and dtype do not fit the byte range (the shape claims more than 2**77 bytes, "
-            f"found {end - begin})"
+    if count > _LARGEST_SIZE or (end - begin) * 8 != count * dtype.bits:
+        claim = (
+            f"expected {count * dtype.bits / 8:.10g} bytes for {code} {_shown(shape)}"
+            if count <= _LARGEST_SIZE
+            else "the shape claims more than 2**64 - 1 elements"
         )
+        raise CorruptError(f"shape and dtype do not fit the byte range ({claim}, found {end - begin})")
     return Tensor(name, dtype, tuple(shape), Extent(file, data_begin + begin, end - begin))
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import shutil
@@ -19,7 +20,8 @@ import convert
 from convert import batchrun, batchtree
 from convert.batch import convert_folder
 from convert.batchjob import FileReport
-from convert.batchlog import Run, claim, lock
+from convert.batchlog import Journal, Run, claim, lock
+from convert.batchpool import Crew, workers
 from convert.batchrun import BatchReport
 from convert.batchwork import do_file as really_do
 from convert.cli.main import run
@@ -405,6 +407,25 @@ def test_torn_and_foreign_lines_of_the_journal_are_ignored(src: Path, dst: Path)
         assert go(src, dst).skipped == 2
 
 
+def test_a_line_that_another_run_is_just_writing(tmp_path: Path) -> None:
+    """It is read when it is whole."""
+    (tmp_path / batchtree.STATE).mkdir()
+    writer, reader = (Journal(str(tmp_path), ("src", "npz"), run, fsync=False) for run in ("one", "two"))
+    writer.begin([("a.npy", "a.npz")])
+    path = tmp_path / batchtree.STATE / "journal.jsonl"
+    whole = path.read_bytes()
+    path.write_bytes(whole[:50])
+    reader.refresh()
+    assert reader.begun == {}
+    path.write_bytes(whole)
+    reader.refresh()
+    assert reader.begun == {"a.npy": "a.npz"}
+    writer.refresh()
+    assert writer.begun == {}  # its own
+    writer.close()
+    reader.close()
+
+
 def test_a_target_of_a_dead_run_is_recognised(src: Path, dst: Path) -> None:
     """Begun and not noted as done: equal bytes are kept, anything else is someone's file and refused."""
     go(src, dst)
@@ -665,6 +686,29 @@ def test_an_executor_of_the_callers(src: Path, dst: Path) -> None:
     assert (report.done, report.failed) == (2, 1)
     with ThreadPoolExecutor(2) as pool:
         assert go(src, dst, executor=pool).skipped == 2
+
+
+def test_workers_are_told_to_stop(tmp_path: Path, src: Path, dst: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An interrupt reaches them all at once; a worker that has heard of it leaves its files as they are."""
+    crew = Crew(lambda chunk: chunk, lambda job, report: None, lambda: False)
+
+    def interrupted() -> Future[Any]:
+        future: Future[Any] = Future()
+        with contextlib.suppress(KeyboardInterrupt), workers(1, str(tmp_path / "run"), crew) as pool:
+            assert pool is not None
+            future = pool.submit(eval, "__import__('convert.batchwork').batchwork._stop.wait(30)")
+            while not future.running():
+                assert not future.done()
+            raise KeyboardInterrupt
+        return future
+
+    assert interrupted().result() is True  # and not False after 30 s
+    told = threading.Event()
+    told.set()
+    monkeypatch.setattr("convert.batchwork._stop", told)
+    with ThreadPoolExecutor(1) as executor:
+        report = go(src, dst, executor=executor)
+    assert (report.done, report.failed, report.stopped, tree(dst)) == (0, 0, 2, {})
 
 
 def test_huge_files_get_all_threads(src: Path, dst: Path, monkeypatch: pytest.MonkeyPatch) -> None:

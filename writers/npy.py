@@ -153,7 +153,7 @@ def _header(descr: str, fortran: bool, shape: tuple[int, ...]) -> bytes:
         except UnicodeEncodeError:
             continue
         room = len(_MAGIC) + 2 + length_bytes + len(body) + 1
-        padding = -room % _ALIGNMENT
+        padding = _ALIGNMENT - room % _ALIGNMENT  # numpy pads what is aligned already by 64 more
         length = len(body) + padding + 1
         if length < 1 << (8 * length_bytes):
             count = length.to_bytes(length_bytes, "little")

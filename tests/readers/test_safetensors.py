@@ -58,6 +58,10 @@ LEGAL: dict[str, tuple[bytes, Wanted]] = {
         file_of({"w": entry(shape=[0, (1 << 63) - 1], offsets=[0, 0])}, b""),
         {"w": ("F32", (0, (1 << 63) - 1), b"")},
     ),
+    "zero-before-overflow": (
+        file_of({"w": entry(shape=[0, 1 << 40, 1 << 40], offsets=[0, 0])}, b""),
+        {"w": ("F32", (0, 1 << 40, 1 << 40), b"")},
+    ),
     "empty-at-the-end": (
         file_of({"w": entry(), "z": entry(shape=[0], offsets=[8, 8])}),
         {**ONE, "z": ("F32", (0,), b"")},
@@ -212,7 +216,12 @@ REFUSED: dict[str, Case] = {
         CORRUPT,
         ("do not fit the byte range", "found 8"),
     ),
-    "overflow-128": (file_of({"w": entry(shape=[1 << 63] * 9)}), CORRUPT, (r"more than 2\*\*77 bytes", "found 8")),
+    "overflow-128": (file_of({"w": entry(shape=[1 << 63] * 9)}), CORRUPT, (r"more than 2\*\*64 - 1", "found 8")),
+    "overflow-then-zero": (
+        file_of({"w": entry(shape=[1 << 40, 1 << 40, 0], offsets=[0, 0])}, b""),
+        CORRUPT,
+        (r"more than 2\*\*64 - 1 elements", "found 0"),
+    ),
     "shape-small": (file_of({"w": entry(shape=[1])}), CORRUPT, ("expected 4 bytes for F32", "found 8")),
     "float4-half": (file_of({"w": entry("F4", [3], [0, 2])}, b"ab"), CORRUPT, (r"expected 1\.5 bytes", "found 2")),
     "float6-part": (file_of({"w": entry("F6_E3M2", [2], [0, 2])}, b"ab"), CORRUPT, (r"expected 1\.5 bytes",)),
