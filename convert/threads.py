@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar, cast
 
-from convert.errors import ConvertError, InputError, PolicyError, gather
+from convert.errors import ConvertError, InputError, PolicyError, UsageError, gather
 
 MAX_JOBS = 32
 """More threads than this only add memory: each holds its buffers."""
@@ -20,7 +20,18 @@ _Done = TypeVar("_Done")
 
 
 def default_jobs() -> int:
-    """Cores this process may use: its affinity and its cgroup's quota respected."""
+    """What the environment variable CONVERT_JOBS says, else the cores this process may use.
+
+    Affinity and the control group's quota are respected.
+
+    Raises:
+        UsageError: CONVERT_JOBS is no number of threads.
+    """
+    wanted = os.environ.get("CONVERT_JOBS")
+    if wanted:
+        if not wanted.isdecimal() or not 1 <= int(wanted) <= MAX_JOBS:
+            raise UsageError(f"CONVERT_JOBS must be from 1 to {MAX_JOBS} (found {wanted!r})")
+        return int(wanted)
     try:
         cores = len(os.sched_getaffinity(0))
     except AttributeError:  # no affinity on this system

@@ -359,6 +359,18 @@ def test_records_can_be_split(rule: str, tmp_path: Path) -> None:
         }
 
 
+def test_an_array_of_records_in_a_record_cannot_be_split(tmp_path: Path) -> None:
+    """A field that is itself an array of records has no one path; refused with the way out, which works."""
+    np.savez(tmp_path / "w.npz", w=np.zeros(2, [("a", [("b", "<i4")], (2,))]), v=np.zeros(1, "u1"))
+    with pytest.raises(convert.UnsupportedError, match="field 'a' is an array of records"):
+        convert.convert_file(tmp_path / "w.npz", tmp_path / "w.safetensors", policy=convert.Policy(structured="split"))
+    report = convert.convert_file(
+        tmp_path / "w.npz", tmp_path / "w.safetensors", policy=convert.Policy(structured="skip")
+    )
+    assert [row.name for row in report.skipped] == ["w"]
+    assert list(oracle.read_safetensors(tmp_path / "w.safetensors")[1]) == ["v"]
+
+
 def test_records_whose_fields_npy_cannot_describe_are_refused(tmp_path: Path) -> None:
     """Overlapping fields, or fields out of order, have no npy header; numpy raises, we refuse with a way out."""
     for offsets in ([0, 2], [4, 0]):

@@ -494,6 +494,17 @@ REFUSED: dict[str, Refusal] = {
         CORRUPT,
         ("reaches into the directory", "expected to end by byte", "found"),
     ),
+    "into-the-directory-by-its-own-header": (
+        lying(
+            packed=npy_bytes(np.zeros(40, "f4"))[:-136],
+            size=288,
+            packed_size=288,
+            local_size=288,
+            local_packed_size=288,
+        ),
+        CORRUPT,
+        ("reaches into the directory", "expected to end by byte", "found"),
+    ),
     "overlap": (lambda: overlapping(0), CORRUPT, ("overlap", "byte")),
     "overlap-by-one": (lambda: overlapping(1), CORRUPT, ("overlap", "byte")),
     "two-sizes": (

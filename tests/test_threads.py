@@ -1,0 +1,159 @@
+"""Threads: how many, and that they stop together."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import convert
+from convert import threads
+from convert.errors import CorruptError, OutputError
+
+
+@pytest.fixture(autouse=True)
+def no_wish(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("CONVERT_JOBS", raising=False)
+
+
+def test_affinity_is_respected(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A process bound to some cores uses no more."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {0, 5, 7}, raising=False)
+    monkeypatch.setattr(threads, "_QUOTAS", ())
+    assert threads.default_jobs() == 3
+
+
+def test_systems_without_affinity(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Windows and macOS tell the number of cores only."""
+    monkeypatch.delattr(os, "sched_getaffinity", raising=False)
+    monkeypatch.setattr(os, "cpu_count", lambda: 6)
+    monkeypatch.setattr(threads, "_QUOTAS", ())
+    assert threads.default_jobs() == 6
+
+
+@pytest.mark.parametrize(
+    ("text", "jobs"),
+    [("max 100000", 8), ("200000 100000", 2), ("150000 100000", 2), ("50000 100000", 1), ("nonsense", 8), ("1 0", 8)],
+)
+def test_quota_is_respected(text: str, jobs: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A container's share of the cores counts, rounded up; what cannot be read does not."""
+    (tmp_path / "cpu.max").write_text(text)
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
+    monkeypatch.setattr(threads, "_QUOTAS", ((str(tmp_path / "cpu.max"),),))
+    assert threads.default_jobs() == jobs
+
+
+def test_quota_of_the_first_version(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two files there, -1 for no quota."""
+    quota, period = tmp_path / "quota", tmp_path / "period"
+    quota.write_text("300000\n")
+    period.write_text("100000\n")
+    monkeypatch.setattr(os, "sched_getaffinity", lambda pid: set(range(8)), raising=False)
+    monkeypatch.setattr(threads, "_QUOTAS", ((str(tmp_path / "none"),), (str(quota), str(period))))
+    assert threads.default_jobs() == 3
+    quota.write_text("-1\n")
+    assert threads.default_jobs() == 8
+
+
+def test_the_environment_decides(monkeypatch: pytest.MonkeyPatch) -> None:
+    """CONVERT_JOBS wins over the cores; a wrong value is a usage error that names it."""
+    monkeypatch.setenv("CONVERT_JOBS", "5")
+    assert threads.default_jobs() == 5
+    for wrong in ("0", "many", "-1", "99"):
+        monkeypatch.setenv("CONVERT_JOBS", wrong)
+        with pytest.raises(convert.UsageError, match=wrong):
+            threads.default_jobs()
+
+
+@pytest.mark.parametrize("jobs", [1, 3])
+def test_bad_input_stops_nothing_and_is_told_in_order(jobs: int) -> None:
+    """All damaged pieces are named, each tensor once, sorted, whatever the threads do."""
+    done: list[int] = []
+
+    def piece(number: int) -> threads.Work:
+        def work(buffer: memoryview) -> None:
+            done.append(number)
+            if number % 3 == 0:
+                raise CorruptError("damaged", path="a.npz", tensor=f"t{9 - number // 3 % 4}")
+
+        return work
+
+    with pytest.raises(CorruptError) as caught:
+        threads.run(iter([piece(number) for number in range(24)]), jobs)
+    assert sorted(done) == list(range(24))
+    assert [problem.tensor for problem in caught.value.problems] == ["t6", "t7", "t8", "t9"]
+
+
+def test_a_failed_output_stops_the_others() -> None:
+    """A full disk is raised at once; work that has not begun is left."""
+    begun = 0
+    lock = threading.Lock()
+
+    def pieces() -> Iterator[threads.Work]:
+        def work(buffer: memoryview) -> None:
+            nonlocal begun
+            with lock:
+                begun += 1
+            raise OutputError("full")
+
+        for _ in range(1000):
+            yield work
+
+    with pytest.raises(OutputError, match="full"):
+        threads.run(pieces(), 4)
+    assert begun <= 4
+
+
+@pytest.mark.parametrize("jobs", [1, 4])
+def test_results_come_in_order(jobs: int) -> None:
+    """Whoever is first, the sink sees the items as they were drawn, each with its own buffer."""
+    numbers = iter(range(200))
+    found: list[int] = []
+
+    def draw(buffer: bytearray) -> tuple[int, bytearray] | None:
+        number = next(numbers, None)
+        if number is None:
+            return None
+        buffer[:] = bytes([number]) * (number + 1)  # grows from item to item
+        return number, buffer
+
+    def work(item: tuple[int, bytearray]) -> tuple[int, bytes]:
+        return item[0], bytes(item[1])
+
+    def sink(done: tuple[int, bytes]) -> None:
+        assert done[1] == bytes([done[0]]) * (done[0] + 1)
+        found.append(done[0])
+
+    threads.in_order(draw, work, sink, jobs)
+    assert found == list(range(200))
+
+
+@pytest.mark.parametrize("where", ["draw", "work", "sink"])
+def test_a_failure_anywhere_ends_the_line(where: str) -> None:
+    """No thread waits for a turn that never comes."""
+    numbers = iter(range(100))
+
+    def fail(number: int) -> None:
+        if number == 20:
+            raise OutputError(where)
+
+    def draw(buffer: bytearray) -> int | None:
+        number = next(numbers, None)
+        if where == "draw" and number is not None:
+            fail(number)
+        return number
+
+    def work(number: int) -> int:
+        if where == "work":
+            fail(number)
+        return number
+
+    def sink(number: int) -> None:
+        if where == "sink":
+            fail(number)
+
+    with pytest.raises(OutputError, match=where):
+        threads.in_order(draw, work, sink, 4)
