@@ -14,9 +14,10 @@ import numpy as np
 
 from convert import dtypes
 from convert.dtypes import BY_NAME, DType, Field
-from convert.encodings import little_fields, pack_step, unpack_step
+from convert.encodings import pack_step, unpack_step
 from convert.errors import ConvertError, LimitError, UnsupportedError, UsageError
 from convert.files import MemoryFile
+from convert.records import ordered_fields
 from convert.tensor import Extent, Tensor
 
 if TYPE_CHECKING:
@@ -97,7 +98,7 @@ def from_array(name: str, value: Any) -> Tensor:
         fortran, data = False, _Strided(array)
     tensor = Tensor(name, dtype, array.shape, data, big, fortran)
     if dtype.fields:
-        return little_fields(tensor)
+        return ordered_fields(tensor)
     if dtype.kind == "subbyte":
         tensor = tensor.changed(stored=BY_NAME["uint8"], steps=(pack_step(dtype),))
         if array.size * dtype.bits % 8:

@@ -8,15 +8,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from math import prod
 from typing import TYPE_CHECKING, Any
 
 from convert import dtypes
-from convert.dtypes import BY_NAME, DType, Field
-from convert.errors import ConvertError, PolicyError, UnsupportedError, quoted
+from convert.dtypes import BY_NAME, DType
+from convert.errors import ConvertError, PolicyError, UnsupportedError
 from convert.files import MemoryFile
 from convert.limits import DEFAULT
-from convert.steps import swap_step
+from convert.records import split
 from convert.tensor import Extent, Origin, Step, Tensor, Text
 
 if TYPE_CHECKING:
@@ -192,109 +191,6 @@ def _from_x87(item: int, mode: str, inf: bool, view: memoryview, first: int) -> 
     return _plain(
         longdouble.longdouble_to_float64(view, item, mode="exact" if exact else "round", inf=inf, first=first)
     )
-
-
-# --- records -----------------------------------------------------------------------------------------------------
-
-
-def _field_bytes(record_bytes: int, begin: int, end: int, view: memoryview, first: int) -> Buffer:
-    import numpy as np
-
-    records = np.frombuffer(view, np.uint8).reshape(-1, record_bytes)
-    return np.ascontiguousarray(records[:, begin:end]).data
-
-
-def split(tensor: Tensor) -> list[Tensor | Text]:
-    """One tensor per field, `name.field`, nested fields too; each is read on its own."""
-    parts: list[Tensor | Text] = []
-    record = tensor.stored
-    for path, field, offset, shape in _leaves(record, 0, (), ()):
-        nbytes = field.dtype.item_bytes * prod(field.shape)
-        steps = [Step(record.item_bytes, nbytes, partial(_field_bytes, record.item_bytes, offset, offset + nbytes))]
-        if field.big:
-            steps.append(swap_step(field.dtype.swap))
-        part = tensor.changed(
-            name=".".join((tensor.name, *path)), dtype=field.dtype, shape=tensor.shape + shape, steps=tuple(steps)
-        )
-        if part.nbytes == 0:
-            part = part.changed(data=Extent(MemoryFile(b"", tensor.path), 0, 0), steps=(), stored_fortran=False)
-        parts.append(part)
-    return parts
-
-
-def _leaves(
-    dtype: DType, offset: int, path: tuple[str, ...], shape: tuple[int, ...]
-) -> list[tuple[tuple[str, ...], Field, int, tuple[int, ...]]]:
-    found = []
-    for field in dtype.fields:
-        here = (*path, field.name)
-        if not field.dtype.fields:
-            found.append((here, field, offset + field.offset, shape + field.shape))
-        elif field.shape:
-            raise UnsupportedError(
-                f"field {quoted('.'.join(here))} is an array of records, which cannot be split",
-                hint="--policy structured=skip leaves the tensor out",
-            )
-        else:
-            found += _leaves(field.dtype, offset + field.offset, here, shape)
-    return found
-
-
-def little_fields(tensor: Tensor) -> Tensor:
-    """A record tensor whose fields are all little-endian."""
-    record = tensor.stored
-    if not _has_big(record):
-        return tensor
-    dtype = _little(record)
-    return tensor.changed(dtype=dtype, steps=(Step(record.item_bytes, record.item_bytes, partial(_swap, record)),))
-
-
-def _has_big(dtype: DType) -> bool:
-    return any(_has_big(field.dtype) if field.dtype.fields else field.big for field in dtype.fields)
-
-
-def _swap(record: DType, view: memoryview, first: int) -> Buffer:
-    import numpy as np
-
-    records = np.frombuffer(view, np.uint8).reshape(-1, record.item_bytes).copy()
-    _swap_fields(record, records)
-    return records.data
-
-
-def _swap_fields(record: DType, records: np.ndarray[Any, Any]) -> None:
-    """Swap in place what is big-endian in records given as rows of bytes."""
-    for field in record.fields:
-        if not (_has_big(field.dtype) if field.dtype.fields else field.big):
-            continue
-        end = field.offset + field.dtype.item_bytes * prod(field.shape)
-        part = records[:, field.offset : end]
-        if part.size == 0:
-            continue
-        if field.dtype.fields:
-            inner = part.reshape(-1, field.dtype.item_bytes).copy()
-            _swap_fields(field.dtype, inner)
-        else:
-            inner = part.reshape(-1, field.dtype.swap)[:, ::-1]
-        records[:, field.offset : end] = inner.reshape(part.shape)
-
-
-def _little(dtype: DType) -> DType:
-    fields = tuple(
-        field._replace(big=False, dtype=_little(field.dtype) if field.dtype.fields else field.dtype)
-        for field in dtype.fields
-    )
-    return dtypes.structured(fields, dtype.item_bytes, _little_layout(dtype.layout))
-
-
-def _little_layout(layout: object) -> object:
-    """A descr with every byte order mark turned to '<'."""
-    if isinstance(layout, str):
-        return "<" + layout[1:] if layout.startswith(">") else layout
-    if isinstance(layout, list):
-        return [(entry[0], _little_layout(entry[1]), *entry[2:]) for entry in layout]
-    if isinstance(layout, tuple):
-        return (_little_layout(layout[0]), *layout[1:])
-    return layout
 
 
 # --- strings and pickles -----------------------------------------------------------------------------------------

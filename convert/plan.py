@@ -15,6 +15,7 @@ from convert.dtypes import BY_NAME
 from convert.encodings import cast_to, decode, encode
 from convert.errors import ConvertError, PolicyError, UsageError, gather, quoted
 from convert.policy import BY_KIND, Policy, actions_of
+from convert.records import ordered_fields
 from convert.tensor import Checkpoint, Origin, Tensor, Text
 
 _LOSSLESS_FIRST = {"str": "uint32", "complex128": "pair", "V1": "uint8", "subbyte": "packed"}
@@ -270,8 +271,9 @@ class _Planner:
         """Byte order and element order as wished."""
         byteorder = self._wishes.byteorder
         if byteorder != "little":
-            if tensor.stored.fields:
-                tensor = tensor.changed(dtype=tensor.stored, steps=()) if byteorder == "keep" else tensor
+            if tensor.stored.fields and tensor.dtype.fields:
+                keep = byteorder == "keep"
+                tensor = tensor.changed(dtype=tensor.stored, steps=()) if keep else ordered_fields(tensor, True)
             elif tensor.dtype.swap > 1 and (byteorder == "big" or tensor.stored_big) and tensor.dtype.swap <= 8:
                 tensor = tensor.changed(big=True)
         keep = self._wishes.order == "keep" and tensor.stored_fortran

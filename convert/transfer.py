@@ -10,6 +10,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from math import lcm
 from typing import TYPE_CHECKING, cast
 
 from convert.codec import crc32, crc32_combine
@@ -56,7 +57,9 @@ def chunks(tensor: Tensor, chunk_bytes: int = CHUNK_BYTES) -> Iterator[memoryvie
             return
         pipe = pipe_of(tensor)
         offset = 0
-        for chunk in stored_chunks(tensor.data, aligned(chunk_bytes, pipe.unit_in)):
+        whole = lcm(pipe.unit_in, max(tensor.stored.item_bytes, 1))  # chunks hold whole elements
+        unit = whole if whole <= CHUNK_BYTES else pipe.unit_in
+        for chunk in stored_chunks(tensor.data, aligned(chunk_bytes, unit)):
             yield memoryview(pipe.apply(memoryview(chunk), offset) if pipe.steps else chunk).cast("B")
             offset += len(memoryview(chunk))
     except ConvertError as err:

@@ -9,6 +9,7 @@ from convert.errors import ConvertError, CorruptError, gather
 from convert.formats import Format
 from convert.output import Output, OutputFolder
 from convert.plan import Plan
+from convert.records import ordered_fields
 from convert.report import Written
 from convert.tensor import Checkpoint, Tensor
 
@@ -25,7 +26,10 @@ def verified(plan: Plan, output: Output, row: Format, open_checkpoint: Callable[
         problems: list[ConvertError] = []
         for tensor in plan.tensors:
             other = back.tensors[0] if alone else back.get(tensor.name)
-            facts = (tensor.dtype.name, tensor.shape, _digest(tensor.changed(big=False, fortran=False)))
+            plain = tensor.changed(big=False, fortran=False)
+            if plain.stored.fields and plain.dtype.fields:
+                plain = ordered_fields(plain)
+            facts = (tensor.dtype.name, tensor.shape, _digest(plain))
             there = None if other is None else (other.dtype.name, other.shape, _digest(other))
             if facts != there:
                 problems.append(

@@ -22,10 +22,10 @@ from typing import NamedTuple, Self
 
 from convert import dtypes
 from convert.dtypes import DType, Field
-from convert.encodings import little_fields
 from convert.errors import ConvertError, CorruptError, LimitError, UnsupportedError, printable
 from convert.files import MemoryFile, SourceFile
 from convert.limits import DEFAULT, Limits
+from convert.records import ordered_fields
 from convert.tensor import Checkpoint, Extent, Stream, Tensor, Text, path_of
 from convert.transfer import stored_chunks
 
@@ -79,7 +79,7 @@ def make_tensor(name: str, header: Header, data: Extent | Stream, limits: Limits
     if header.dtype is dtypes.OBJECT:
         tensor.unpickle = lambda: unpickled(name, header, data, limits)
     elif header.dtype.fields:
-        tensor = little_fields(tensor)
+        tensor = ordered_fields(tensor)
     return tensor
 
 

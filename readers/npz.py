@@ -34,6 +34,7 @@ from readers.zipdir import Entry, read_directory
 
 _LOCAL = struct.Struct("<4s2B4H3L2H")
 _LOCAL_BYTES = _LOCAL.size
+_ZIP64 = struct.Struct("<2H2Q")
 _NPY_1 = npy.MAGIC + b"\x01\x00"
 _LOCAL_SIGNATURE = b"PK\x03\x04"
 
@@ -73,7 +74,7 @@ def _members(
             continue  # a folder
         name = entry.name
         try:
-            if (plain := _plain(file, entry)) is not None and plain[0] <= directory_begin:
+            if (plain := _plain(file, entry, limits)) is not None and plain[0] <= directory_begin:
                 end, tensor = plain
                 spans.extend((entry.offset, end))
                 if tensor.name not in taken:
@@ -105,7 +106,7 @@ def _members(
     return tensors, []
 
 
-def _plain(file: SourceFile, entry: Entry) -> tuple[int, Tensor] | None:
+def _plain(file: SourceFile, entry: Entry, limits: Limits) -> tuple[int, Tensor] | None:
     """End and tensor of a stored member as numpy writes it, or None for whatever is not exactly that.
 
     A short cut for archives of very many members: one read and no more than a few comparisons each. It accepts only
@@ -120,19 +121,19 @@ def _plain(file: SourceFile, entry: Entry) -> tuple[int, Tensor] | None:
     signature, _, _, flags, method, _, _, crc, packed, size, name_bytes, extra_bytes = _LOCAL.unpack_from(start)
     head = _LOCAL_BYTES + name_bytes + extra_bytes
     body = head + 10
+    extra, zip64 = start[head - extra_bytes : head], _ZIP64.pack(1, 16, entry.size, entry.size)
     if (
         signature != _LOCAL_SIGNATURE
         or flags & ~0x800
         or method
         or start[_LOCAL_BYTES : _LOCAL_BYTES + name_bytes] != entry.raw_name
         or crc != entry.crc
-        or packed not in (entry.size, 0xFFFFFFFF)
-        or size not in (entry.size, 0xFFFFFFFF)
+        or not (packed == size == entry.size or (packed == size == 0xFFFFFFFF and extra == zip64))
         or start[head : head + 8] != _NPY_1
     ):
         return None
     data = body + int.from_bytes(start[head + 8 : body], "little")
-    header = npy.parse_common(start[body:data]) if data <= room else None
+    header = npy.parse_common(start[body:data]) if data <= min(room, head + limits.header_bytes) else None
     if header is None or header.nbytes != entry.size - (data - head):
         return None
     extent = Extent(file, entry.offset + data, header.nbytes, crc, crc32(start[head:data]))
@@ -204,6 +205,24 @@ def _check_local_sizes(start: bytes, entry: Entry, flags: int) -> None:
     ):
         if local not in (central, 0xFFFFFFFF):
             raise CorruptError(f"local and central {what} differ (expected {central}, found {local})")
+    _check_local_zip64(start, found[1], found[2], entry)
+
+
+def _check_local_zip64(start: bytes, packed: int, size: int, entry: Entry) -> None:
+    """The local zip64 field, where the plain sizes point to it: size, then compressed size, zeros if left out."""
+    name_bytes, extra_bytes = (int.from_bytes(start[at : at + 2], "little") for at in (26, 28))
+    extra = start[_LOCAL_BYTES + name_bytes : _LOCAL_BYTES + name_bytes + extra_bytes]
+    at = 0
+    while at + 4 <= len(extra):
+        kind, length = int.from_bytes(extra[at : at + 2], "little"), int.from_bytes(extra[at + 2 : at + 4], "little")
+        if kind == 1:
+            field = extra[at + 4 : at + 4 + length]
+            for plain, central in ((size, entry.size), (packed, entry.packed_size)):
+                if plain == 0xFFFFFFFF and len(field) >= 8:
+                    local, field = int.from_bytes(field[:8], "little"), field[8:]
+                    if local not in (central, 0):
+                        raise CorruptError(f"local and central sizes differ (expected {central}, found {local})")
+        at += 4 + length
 
 
 def _tensor(file: SourceFile, entry: Entry, begin: int, start: bytes, limits: Limits) -> Tensor:

@@ -33,7 +33,7 @@ THIRD_PARTY: dict[str, set[str]] = {
 }
 LAZY: dict[str, set[str]] = {
     # What functions may import when they run.
-    "numpy": {"convert.dtypes", "convert.encodings", "convert.turning", "convert.transpose"},
+    "numpy": {"convert.dtypes", "convert.encodings", "convert.records", "convert.turning", "convert.transpose"},
     "ml_dtypes": {"convert.dtypes"},
     "tqdm": {"convert.cli.job"},
     "rich": {"convert.cli.listing"},
@@ -163,7 +163,8 @@ def test_the_version_loads_next_to_nothing(tmp_path: Path) -> None:
 
 COPYING = (
     "api", "cli", "cli.job", "cli.listing", "cli.main", "cli.plain", "codec", "dtypes", "encodings", "errors", "files",
-    "formats", "limits", "memory", "options", "output", "plan", "policy", "progress", "report", "steps", "tensor",
+    "formats", "limits", "memory", "options", "output", "plan", "policy", "progress", "records", "report", "steps",
+    "tensor",
     "threads", "transfer", "version", "writing",
 )  # fmt: skip
 """All that a plain copy may load of the core."""
