@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import array
+import threading
 from functools import partial
 from math import lcm
 from typing import TYPE_CHECKING, NamedTuple
@@ -27,12 +28,41 @@ def _swap(code: str, view: memoryview, first: int) -> Buffer:
     return memoryview(swapped).cast("B")
 
 
+_own = threading.local()
+_NOTHING = bytes(1024)
+
+
+class Swapper:
+    """A buffer that swaps itself: read into `view`, `swap`, write from `view`; nothing is copied in between."""
+
+    def __init__(self, width: int, count: int) -> None:
+        self._array = array.array(_SWAP_CODES[width], bytes(count))
+        self.view = memoryview(self._array).cast("B")
+
+    def swap(self) -> None:
+        """Reverse the components of the whole buffer."""
+        # isal's CRC leaves the upper halves of the vector registers in use, and on x86-64 the swap takes three times as
+        # long until they are cleared, which the C library does at the end of its search for a byte.
+        _NOTHING.find(b"\x01")
+        self._array.byteswap()
+
+
+def own_swapper(width: int, count: int) -> Swapper:
+    """This thread's buffer of `count` bytes for components of a width."""
+    kept: dict[tuple[int, int], Swapper] = _own.__dict__.setdefault("swappers", {})
+    if (width, count) not in kept:
+        kept[width, count] = Swapper(width, count)
+    return kept[width, count]
+
+
 class Pipe(NamedTuple):
     """All steps of a tensor: every `unit_in` stored bytes become `unit_out` bytes."""
 
     unit_in: int
     unit_out: int
     steps: tuple[Step, ...]
+    swap: int = 0
+    """Width of the component, if all there is to do is to swap bytes."""
 
     def out(self, stored_bytes: int) -> int:
         return stored_bytes // self.unit_in * self.unit_out
@@ -58,7 +88,8 @@ def pipe_of(tensor: Tensor) -> Pipe:
         if tensor.big and tensor.dtype.swap > 1:
             steps = (*steps, swap_step(tensor.dtype.swap))
     elif tensor.stored_big != tensor.big and tensor.stored.swap > 1:
-        steps = (swap_step(tensor.stored.swap),)
+        width = tensor.stored.swap
+        return Pipe(width, width, (swap_step(width),), width)
     else:
         return _PLAIN
     unit_in = unit_out = steps[0].in_bytes

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, cast
 from convert.codec import crc32, crc32_combine
 from convert.errors import ConvertError, CorruptError, InputError, PolicyError, gather
 from convert.files import Spool
-from convert.steps import Pipe, aligned, pipe_of
+from convert.steps import Pipe, aligned, own_swapper, pipe_of
 from convert.tensor import Extent, Tensor
 from convert.threads import BUFFER_BYTES, Work, run
 
@@ -231,7 +231,10 @@ class Filler:
         keep = slot.seed is not None
         crc_in = crc_out = 0
         chunk_bytes = aligned(CHUNK_BYTES, pipe.unit_in)
-        if chunk_bytes > len(buffer):
+        swapper = own_swapper(pipe.swap, chunk_bytes) if pipe.swap else None
+        if swapper is not None:
+            buffer = swapper.view
+        elif chunk_bytes > len(buffer):
             buffer = memoryview(bytearray(chunk_bytes))
         at, write, readinto = slot.offset + pipe.out(begin), slot.out.write_at, data.file.readinto
         with parts.named():
@@ -241,7 +244,10 @@ class Filler:
                 if owed or (keep and not pipe.steps):
                     crc_in = crc32(content, crc_in)
                 if pipe.steps:
-                    content = pipe.apply(content, offset)  # type: ignore[arg-type]
+                    if swapper is not None and end - offset >= chunk_bytes:
+                        swapper.swap()
+                    else:
+                        content = pipe.apply(content, offset)  # type: ignore[arg-type]
                     if keep:
                         crc_out = crc32(content, crc_out)
                 write(at, content)
