@@ -276,21 +276,28 @@ def _convert(
     else:  # in place, only what is read may go
         own = {os.path.realpath(file.path) for file in checkpoint.files if in_place}
         output = writer.write_split(plan, split, settings, own)
+    _finish(output, checkpoint, plan, row if verify else None, report, fsync)
+    report.seconds = time.perf_counter() - began
+    return report
+
+
+def _finish(
+    output: Output, checkpoint: Checkpoint, plan: Plan, verify: formats.Format | None, report: Report, fsync: bool
+) -> None:
+    """Give what was written its name, once it is sure to be what was read; `verify` is its format, to read it back."""
     with committed(output):
         for file in checkpoint.files:
             file.check_unchanged()
-        if verify:
+        if verify is not None:
             from convert.verify import verified
 
-            report.tensors = verified(plan, output, row, open)
+            report.tensors = verified(plan, output, verify, open)
             report.verified = True
         report.target_bytes = output.size()
         checkpoint.close()  # an open file cannot be replaced everywhere
         output.commit(fsync=fsync)
-    if not verify:
+    if verify is None:
         report.tensors = _written(plan)
-    report.seconds = time.perf_counter() - began
-    return report
 
 
 def _written(plan: Plan) -> list[Written]:
