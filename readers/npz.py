@@ -6,8 +6,7 @@
 
 The archive is read here with structs, not with a zipfile object per member: a hundred thousand small arrays are
 common, and every rule can be checked. What other readers could read otherwise (two end records, names or sizes that
-differ between the two headers, members that overlap) is refused. The directory of a member that is no array is kept
-as a blob.
+differ between the two headers, members that overlap) is refused. A member that is no array is kept as a blob.
 
 Sources: PKWARE APPNOTE.TXT 6.3.10, sections 4.3 to 4.5; numpy 2.4 `numpy.lib.npyio`.
 """

@@ -174,7 +174,7 @@ def file_names(names: list[str]) -> list[str]:
     """Relative paths, `/` between folders, one for each tensor name; percent-encoded where a file system balks.
 
     Names that some file systems take for the same (case, Unicode normalisation) are told apart by encoding them
-    further. `readers.folder` decodes them.
+    further. `convert.open` of the folder decodes them.
     """
     paths = [_file_name(name, strict=False) for name in names]
     spellings: dict[str, set[str]] = {}

@@ -75,7 +75,7 @@ def run(
     shown = {name: shared.pop(name) for name in ("dry_run", "json", "quiet", "no_progress")}
     watcher = _Watcher(json=shown["json"], quiet=shown["quiet"])
     try:
-        with job._progress(shown["quiet"] or shown["no_progress"] or shown["dry_run"]) as bar:
+        with job.progress_bar(shown["quiet"] or shown["no_progress"] or shown["dry_run"]) as bar:
             report = convert_folder(
                 src,
                 dst,
@@ -125,9 +125,9 @@ def _options(shared: dict[str, Any]) -> dict[str, Any]:
 
     given = {name: value for name, value in shared.items() if value is not None}
     given["policy"] = Policy.parse(given.get("policy", ()))
-    given["rename"] = [job._pair("--rename", text, "REGEX=REPLACEMENT") for text in given.get("rename", ())]
-    given["cast"] = [job._parse_cast(text) for text in given.get("cast", ())]
-    given["metadata"] = dict(job._pair("--metadata", text, "KEY=VALUE") for text in given.get("metadata", ()))
+    given["rename"] = [job.pair("--rename", text, "REGEX=REPLACEMENT") for text in given.get("rename", ())]
+    given["cast"] = [job.parse_cast(text) for text in given.get("cast", ())]
+    given["metadata"] = dict(job.pair("--metadata", text, "KEY=VALUE") for text in given.get("metadata", ()))
     return given
 
 

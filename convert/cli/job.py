@@ -189,7 +189,7 @@ def run(
                 f"a source and a target are needed (found {printable(paths[0])} alone)",
                 hint=f"convert {printable(paths[0])} out.safetensors; convert ls {printable(paths[0])} looks inside",
             )
-        with _progress(quiet or no_progress or dry_run) as progress:
+        with progress_bar(quiet or no_progress or dry_run) as progress:
             report = convert_file(
                 paths[:-1],
                 paths[-1],
@@ -202,10 +202,10 @@ def run(
                 max_shard_size=max_shard_size,
                 include=include or (),
                 exclude=exclude or (),
-                rename=[_pair("--rename", text, "REGEX=REPLACEMENT") for text in rename or ()],
-                cast=[_parse_cast(text) for text in cast or ()],
+                rename=[pair("--rename", text, "REGEX=REPLACEMENT") for text in rename or ()],
+                cast=[parse_cast(text) for text in cast or ()],
                 cast_overflow=cast_overflow,
-                metadata=dict(_pair("--metadata", text, "KEY=VALUE") for text in metadata or ()),
+                metadata=dict(pair("--metadata", text, "KEY=VALUE") for text in metadata or ()),
                 policy=Policy.parse(policy or ()),
                 overwrite=overwrite,
                 verify=verify,
@@ -230,17 +230,19 @@ def run(
 run.__doc__ = (run.__doc__ or "") + "\n" + _EXAMPLES
 
 
-def _pair(option: str, text: str, form: str) -> tuple[str, str]:
+def pair(option: str, text: str, form: str) -> tuple[str, str]:
+    """Both sides of the first `=` in an option's value; UsageError names the form it should have."""
     left, equals, right = text.partition("=")
     if not equals or not left:
         raise UsageError(f"{option} takes {form} (found {text!r})")
     return left, right
 
 
-def _parse_cast(text: str) -> Cast:
+def parse_cast(text: str) -> Cast:
+    """A `--cast` value: `[GLOB:]FROM=TO`."""
     from convert.plan import Cast
 
-    left, target = _pair("--cast", text, "FROM=TO")
+    left, target = pair("--cast", text, "FROM=TO")
     glob, colon, source = left.rpartition(":")
     return Cast(glob if colon else "*", source, target)
 
@@ -267,7 +269,8 @@ def write_json(value: object, indent: int | None = None) -> None:
     sys.stdout.write(text + "\n")
 
 
-def _progress(off: bool) -> AbstractContextManager[Callback | None]:
+def progress_bar(off: bool) -> AbstractContextManager[Callback | None]:
+    """A bar on stderr, or nothing where it is no terminal or not wanted."""
     if off or not sys.stderr.isatty():
         return nullcontext(None)
     return _Bar()
