@@ -106,7 +106,7 @@ def _indices_safetensors(path: Path, divisor: int) -> None:
 
 
 def _deflated_npz(path: Path, divisor: int) -> None:
-    np.savez_compressed(path, **layers(weights(64 * MIB // divisor), 16))  # type: ignore[arg-type]  # as above
+    np.savez_compressed(path, **layers(weights(128 * MIB // divisor), 16))  # type: ignore[arg-type]  # as above
 
 
 def _many_npz(path: Path, divisor: int) -> None:
