@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from convert import formats, options
-from convert.errors import CorruptError, InputError, UsageError, quoted
+from convert.errors import CorruptError, InputError, LimitError, UsageError, quoted
 from convert.files import SourceFile
-from convert.limits import DEFAULT, Limits
+from convert.limits import DEFAULT, Limits, check_tensors, exceeded
 from convert.output import Output, committed
 from convert.plan import Plan, Wishes, make_plan
 from convert.policy import Policy
@@ -35,13 +36,14 @@ def open(source: Path | Sequence[Path], *, format: str | None = None, limits: Li
         source: One path, or several whose tensors are gathered. A .npy file's tensor is named after its stem, in a
             folder after its relative path without the suffix. Shards are opened by their index, or its folder.
         format: Name of the format, where the content shall not decide.
-        limits: Caps against hostile files.
+        limits: What is accepted before a file is refused; see docs/limits.md.
 
     Returns:
         A mapping from name to `Tensor`. Use it in a `with` block: its tensors read from it until it is closed.
 
     Raises:
         InputError: A file cannot be read, breaks a rule of its format, or two tensors have the same name.
+        LimitError: It is larger, longer or deeper than a limit allows.
         UsageError: An unknown format.
     """
     paths = [source] if isinstance(source, (str, os.PathLike)) else list(source)
@@ -54,7 +56,12 @@ def open(source: Path | Sequence[Path], *, format: str | None = None, limits: Li
             if len(opened) > _OPEN_FILES:
                 for file in opened[-1].files:
                     file.park()
-        return opened[0] if len(opened) == 1 else _gathered(opened, [os.fspath(path) for path in paths])
+        checkpoint = opened[0] if len(opened) == 1 else _gathered(opened, [os.fspath(path) for path in paths])
+        try:
+            check_tensors(checkpoint.tensors, limits)
+        except LimitError as err:
+            raise err.at(checkpoint.path) from None
+        return checkpoint
     except BaseException:
         for checkpoint in opened:
             checkpoint.close()
@@ -97,6 +104,8 @@ def _open_folder(folder: str, limits: Limits) -> list[Checkpoint]:
             relative = os.path.relpath(path, folder).replace(os.sep, "/")[: -len(".npy")]
             checkpoint.tensors = [tensor.changed(name=unquote(relative)) for tensor in checkpoint.tensors]
             found.append(checkpoint)
+            if len(found) > limits.tensors:
+                raise exceeded("tensors", "too many files", limits.tensors).at(folder)
     indexes = [file for file in os.listdir(folder) if formats.is_index(file) and not file.startswith(".")]
     if not found and len(indexes) == 1:
         return [_open_file(os.path.join(folder, indexes[0]), None, limits)]
@@ -150,6 +159,7 @@ def load(
     policy: Policy | None = None,
     include: Iterable[str] = (),
     exclude: Iterable[str] = (),
+    limits: Limits = DEFAULT,
 ) -> dict[str, np.ndarray[Any, Any]]:
     """All tensors as numpy arrays, in memory.
 
@@ -162,8 +172,8 @@ def load(
     """
     from convert import arrays
 
-    with open(source) as checkpoint:
-        wishes = Wishes(policy=policy or Policy(), include=tuple(include), exclude=tuple(exclude))
+    with open(source, limits=limits) as checkpoint:
+        wishes = Wishes(policy or Policy(), include=tuple(include), exclude=tuple(exclude), limits=limits)
         plan = make_plan(checkpoint, checkpoint.path, "numpy", arrays, wishes)
         return {tensor.name: tensor.numpy() for tensor in plan.tensors}
 
@@ -214,6 +224,7 @@ def convert_file(source: Path | Sequence[Path], target: Path, *, format: str | N
             fsync: Force the bytes to the disk.
             jobs: Threads; default the cores this process may use.
             progress: Called with bytes done, bytes in all and a tensor's name; raise in it to cancel.
+            limits: What is accepted of the source before it is refused; see docs/limits.md.
 
     Returns:
         What was written, changed and left out.
@@ -222,7 +233,7 @@ def convert_file(source: Path | Sequence[Path], target: Path, *, format: str | N
         ConvertError: Nothing was written; a target that was there before is as it was.
     """
     sources = [source] if isinstance(source, (str, os.PathLike)) else list(source)
-    with open(sources, format=format) as checkpoint:
+    with open(sources, format=format, limits=settings.get("limits", DEFAULT)) as checkpoint:
         return _convert(checkpoint, [os.fspath(path) for path in sources], os.fspath(target), **settings)
 
 
@@ -241,6 +252,7 @@ def _convert(
     fsync: bool = False,
     jobs: int | None = None,
     progress: Callback | None = None,
+    limits: Limits = DEFAULT,
     **wishes: Any,
 ) -> Report:
     began = time.perf_counter()
@@ -248,7 +260,7 @@ def _convert(
     level = options.level(compress, row)
     options.check_align(align, row)
     options.check_jobs(jobs)
-    made = options.wishes(row, **wishes)
+    made = options.wishes(row, limits=limits, **wishes)
     writer = row.load_writer()
     sharded = max_shard_size is not None or formats.is_index(target)
     if sharded and not hasattr(writer, "write_split"):
@@ -276,13 +288,19 @@ def _convert(
     else:  # in place, only what is read may go
         own = {os.path.realpath(file.path) for file in checkpoint.files if in_place}
         output = writer.write_split(plan, split, settings, own)
-    _finish(output, checkpoint, plan, row if verify else None, report, fsync)
+    _finish(output, checkpoint, plan, row if verify else None, report, fsync, limits)
     report.seconds = time.perf_counter() - began
     return report
 
 
 def _finish(
-    output: Output, checkpoint: Checkpoint, plan: Plan, verify: formats.Format | None, report: Report, fsync: bool
+    output: Output,
+    checkpoint: Checkpoint,
+    plan: Plan,
+    verify: formats.Format | None,
+    report: Report,
+    fsync: bool,
+    limits: Limits,
 ) -> None:
     """Give what was written its name, once it is sure to be what was read; `verify` is its format, to read it back."""
     with committed(output):
@@ -291,7 +309,7 @@ def _finish(
         if verify is not None:
             from convert.verify import verified
 
-            report.tensors = verified(plan, output, verify, open)
+            report.tensors = verified(plan, output, verify, partial(open, limits=limits))
             report.verified = True
         report.target_bytes = output.size()
         checkpoint.close()  # an open file cannot be replaced everywhere

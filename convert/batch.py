@@ -38,7 +38,7 @@ from convert.version import __version__
 
 Path = str | os.PathLike[str]
 
-_NOT_BYTES = ("overwrite", "verify", "fsync", "jobs")
+_NOT_BYTES = ("overwrite", "verify", "fsync", "jobs", "limits")
 """Options that do not change what is written."""
 
 
@@ -87,7 +87,7 @@ def convert_folder(
         progress: Called with bytes done, bytes in all and a name; raise in it to stop.
         on_file: Called with the report of each file.
         **options: Those of `convert_file` that decide what is written: policy, compress, cast, rename, metadata,
-            byteorder, order, align, cast_overflow, max_shard_size, verify.
+            byteorder, order, align, cast_overflow, max_shard_size, verify, limits.
 
     Returns:
         Counts, and what failed; a file that fails raises nothing.

@@ -14,7 +14,7 @@ from convert import dtypes
 from convert.dtypes import BY_NAME, DType
 from convert.errors import ConvertError, PolicyError, UnsupportedError
 from convert.files import MemoryFile
-from convert.limits import DEFAULT
+from convert.limits import DEFAULT, Limits, exceeded
 from convert.records import split
 from convert.tensor import Extent, Origin, Step, Tensor, Text
 
@@ -196,15 +196,15 @@ def _from_x87(item: int, mode: str, inf: bool, view: memoryview, first: int) -> 
 # --- strings and pickles -----------------------------------------------------------------------------------------
 
 
-def _text(tensor: Tensor) -> Text:
+def _text(tensor: Tensor, limits: Limits) -> Text:
     """A 0-d string for the metadata."""
     if tensor.shape:
         raise PolicyError(
             f"only 0-d strings go into the metadata (found shape {list(tensor.shape)})",
             hint=f"--policy {tensor.dtype.kind}={'uint8' if tensor.dtype.kind == 'bytes' else 'uint32'} keeps an array",
         )
-    if tensor.nbytes > DEFAULT.text_bytes:
-        raise PolicyError(f"the string is too long for the metadata ({tensor.nbytes} bytes)")
+    if tensor.nbytes > limits.text_bytes:
+        raise exceeded("text_bytes", "the string is too long for the metadata", limits.text_bytes, tensor.nbytes)
     data = b"".join(bytes(chunk) for chunk in tensor.chunks())
     try:
         text = data.decode("utf-8" if tensor.dtype.kind == "bytes" else "utf-32-le").rstrip("\0")
@@ -217,7 +217,7 @@ def _text(tensor: Tensor) -> Text:
 def text_tensor(name: str, dtype: DType, text: str, path: str) -> Tensor | None:
     """The 0-d string tensor that `_text` moved into the metadata, or None if it does not fit its type."""
     data = text.encode("utf-8" if dtype.kind == "bytes" else "utf-32-le")
-    if dtype.kind not in ("bytes", "str") or not len(data) <= dtype.item_bytes <= DEFAULT.text_bytes:
+    if dtype.kind not in ("bytes", "str") or len(data) > dtype.item_bytes:
         return None
     data = data.ljust(dtype.item_bytes, b"\0")
     return Tensor(name, dtype, (), Extent(MemoryFile(data, path), 0, len(data)))
@@ -242,8 +242,6 @@ _ONE: dict[tuple[str, str], Callable[[Tensor], Encoded]] = {
     ("timedelta64", "int64"): _as("int64"),
     ("bytes", "uint8"): _with_axis("uint8"),
     ("str", "uint32"): _with_axis("uint32"),
-    ("bytes", "metadata"): _text,
-    ("str", "metadata"): _text,
     ("structured", "split"): split,
     ("object", "unpickle"): _unpickle,
     ("blob", "uint8"): _as("uint8"),
@@ -259,7 +257,7 @@ _ONE: dict[tuple[str, str], Callable[[Tensor], Encoded]] = {
 }
 
 
-def encode(tensor: Tensor, action: str, inf: bool) -> Encoded:
+def encode(tensor: Tensor, action: str, inf: bool, limits: Limits = DEFAULT) -> Encoded:
     """Do what the policy says with a tensor its target cannot hold.
 
     Raises:
@@ -274,6 +272,8 @@ def encode(tensor: Tensor, action: str, inf: bool) -> Encoded:
             return _long_double(tensor, action, inf)
         if kind == "complex128" and action in ("complex64", "round"):
             return _complex64(tensor, action == "complex64", inf)
+        if action == "metadata":
+            return _text(tensor, limits)
         return _ONE[kind, action](tensor)
     except ConvertError as err:
         err.at(tensor.path, tensor.name)

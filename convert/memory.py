@@ -15,6 +15,8 @@ from typing import Any
 
 from convert.dtypes import by_name
 from convert.errors import PolicyError
+from convert.jsontext import parse_json
+from convert.limits import DEFAULT, Limits
 from convert.tensor import Checkpoint, Origin, Tensor
 
 KEY = "tensor-convert"
@@ -33,7 +35,7 @@ def dump_origin(origin: Origin) -> bytes:
 
 def load_origin(comment: bytes, tensor: Tensor) -> Origin | None:
     """The origin a member's comment tells of, or None if there is none that fits the tensor."""
-    found = _object(comment)
+    found = _object(comment, DEFAULT)
     return None if found is None else _origin(found.get(KEY), tensor)
 
 
@@ -55,9 +57,13 @@ def dump_metadata(metadata: dict[str, str], path: str) -> bytes:
     return text
 
 
-def load_metadata(comment: bytes) -> dict[str, str] | None:
-    """The metadata in an archive's comment, or None if the comment is not ours."""
-    found = (_object(comment) or {}).get(KEY)
+def load_metadata(comment: bytes, limits: Limits = DEFAULT) -> dict[str, str] | None:
+    """The metadata in an archive's comment, or None if the comment is not ours.
+
+    Raises:
+        LimitError: It unpacks to more than `limits` allow.
+    """
+    found = (_object(comment, limits) or {}).get(KEY)
     if not isinstance(found, dict):
         return None
     metadata = found.get("metadata")
@@ -65,9 +71,10 @@ def load_metadata(comment: bytes) -> dict[str, str] | None:
     if isinstance(packed, str):
         try:
             inflate = zlib.decompressobj()
-            metadata = _object(inflate.decompress(base64.b85decode(packed), _LARGEST_METADATA_BYTES))
+            unpacked = inflate.decompress(base64.b85decode(packed), _LARGEST_METADATA_BYTES)
         except (ValueError, zlib.error):
             return None
+        metadata = _object(unpacked, limits)
     if isinstance(metadata, dict) and all(isinstance(value, str) for value in metadata.values()):
         return metadata if _is_unicode([*metadata, *metadata.values()]) else None
     return None
@@ -86,10 +93,10 @@ def dump_origins(origins: dict[str, Origin]) -> str:
     return _json({name: _origin_object(origins[name]) for name in sorted(origins)}).decode()
 
 
-def take_origins(checkpoint: Checkpoint) -> None:
+def take_origins(checkpoint: Checkpoint, limits: Limits = DEFAULT) -> None:
     """Move the origins in a checkpoint's metadata to its tensors; what fits none stays metadata."""
     text = checkpoint.metadata.get(KEY)
-    found = None if text is None else _object(text.encode("utf-8", "surrogatepass"))
+    found = None if text is None else _object(text.encode("utf-8", "surrogatepass"), limits)
     if found is None:
         return
     by_tensor = {tensor.name: tensor for tensor in checkpoint.tensors}
@@ -102,7 +109,7 @@ def take_origins(checkpoint: Checkpoint) -> None:
         elif name == KEY or name not in checkpoint.metadata or not isinstance(value, dict):
             continue
         elif value.get("encoding") == "text":
-            room -= _take_text(checkpoint, name, value, room)
+            room -= _take_text(checkpoint, name, value, min(room, limits.text_bytes))
     if len(checkpoint.tensors) > known or any(tensor.origin is not None for tensor in checkpoint.tensors):
         del checkpoint.metadata[KEY]
 
@@ -155,11 +162,11 @@ def _json(value: object) -> bytes:
     return json.dumps(value, ensure_ascii=False, separators=(",", ":")).encode()
 
 
-def _object(data: bytes) -> dict[str, Any] | None:
+def _object(data: bytes, limits: Limits) -> dict[str, Any] | None:
     if not data.startswith(b"{"):
         return None
     try:
-        found = json.loads(data)
-    except (ValueError, RecursionError):
+        found = parse_json(data.decode("utf-8"), "the remembered metadata", limits)
+    except ValueError:
         return None
     return found if isinstance(found, dict) else None

@@ -11,6 +11,7 @@ from convert.codec import DEFAULT_LEVEL
 from convert.dtypes import BY_NAME
 from convert.errors import UsageError
 from convert.formats import Format
+from convert.limits import DEFAULT, Limits
 from convert.plan import Cast, Wishes
 from convert.policy import Policy
 from convert.threads import MAX_JOBS
@@ -55,6 +56,7 @@ def wishes(
     cast: Iterable[tuple[str, str] | Cast] = (),
     cast_overflow: str = "error",
     metadata: Mapping[str, str] | None = None,
+    limits: Limits = DEFAULT,
 ) -> Wishes:
     """What the caller asked for, checked; see `convert.convert_file` for the arguments.
 
@@ -82,6 +84,7 @@ def wishes(
         tuple(_cast(item) for item in cast),
         cast_overflow == "inf",
         dict(metadata or {}),
+        limits,
     )
 
 

@@ -14,6 +14,7 @@ from typing import NamedTuple, Protocol
 from convert.dtypes import BY_NAME
 from convert.encodings import cast_to, decode, encode
 from convert.errors import ConvertError, PolicyError, UsageError, gather, quoted
+from convert.limits import DEFAULT, Limits
 from convert.policy import BY_KIND, Policy, actions_of
 from convert.records import ordered_fields
 from convert.tensor import Checkpoint, Origin, Tensor, Text
@@ -59,6 +60,7 @@ class Wishes:
         cast: Changes of type.
         cast_overflow_inf: Let finite values become infinite in casts.
         metadata: Added to the source's, or replacing it key by key.
+        limits: Of what the plan reads, strings that go into the metadata.
     """
 
     policy: Policy = field(default_factory=Policy)
@@ -70,6 +72,7 @@ class Wishes:
     cast: tuple[Cast, ...] = ()
     cast_overflow_inf: bool = False
     metadata: Mapping[str, str] = field(default_factory=dict)
+    limits: Limits = DEFAULT
 
 
 class Change(NamedTuple):
@@ -197,7 +200,7 @@ class _Planner:
                 return
             if action == "error" or not action:
                 raise self._refused(tensor)
-            encoded = encode(tensor, action, inf)
+            encoded = encode(tensor, action, inf, self._wishes.limits)
             how = _joined(how, f"policy {kind}={action}")
             if isinstance(encoded, Text):
                 self._take_text(encoded, how)

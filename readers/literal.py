@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import re
 
-from convert.errors import CorruptError, LimitError
+from convert.errors import CorruptError
+from convert.limits import DEFAULT, Limits, exceeded
 
 _TOKEN = re.compile(
     r"[ \t\r\n\f]*(?:(?P<punctuation>[{}()\[\]:,])|(?P<word>True|False|None)\b|(?P<number>-?[0-9]+)L?\b"
@@ -16,16 +17,17 @@ _TOKEN = re.compile(
 _ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|[\\'\"nrtabfv0])")
 _ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "a": "\a", "b": "\b", "f": "\f", "v": "\v", "0": "\0"}
 _CLOSERS = {"(": ")", "[": "]", "{": "}"}
-_MAX_DEPTH = 32
 _MAX_DIGITS = 20
 
 
 class Literal:
     """A Python literal of strings, integers, booleans, None, tuples, lists and dictionaries."""
 
-    def __init__(self, text: str) -> None:
+    def __init__(self, text: str, limits: Limits = DEFAULT) -> None:
         self._text = text
         self._at = 0
+        self._depth = 2 * limits.depth + 4  # a list and a tuple for each level, in the dictionary; a shape in them
+        self._limit = limits.depth
 
     def whole(self) -> object:
         """The value the text is; CorruptError if it is not one literal."""
@@ -62,8 +64,8 @@ class Literal:
             return int(token)
         if token not in _CLOSERS:
             raise self._error("a value")
-        if depth >= _MAX_DEPTH:
-            raise LimitError(f"a header nested deeper than {_MAX_DEPTH} levels")
+        if depth >= self._depth:
+            raise exceeded("depth", "a header is nested too deeply", self._depth, needed=2 * self._limit)
         return self._container(token, depth + 1)
 
     def _container(self, opener: str, depth: int) -> object:

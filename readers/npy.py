@@ -12,6 +12,7 @@ are read. What numpy accepts beyond that (hexadecimal sizes, lists as shapes) no
 
 from __future__ import annotations
 
+import io
 import os
 import re
 from collections.abc import Callable
@@ -22,9 +23,9 @@ from typing import NamedTuple, Self
 
 from convert import dtypes
 from convert.dtypes import DType, Field
-from convert.errors import ConvertError, CorruptError, LimitError, UnsupportedError, printable
+from convert.errors import ConvertError, CorruptError, UnsupportedError, printable
 from convert.files import MemoryFile, SourceFile
-from convert.limits import DEFAULT, Limits
+from convert.limits import DEFAULT, Budget, Limits, exceeded
 from convert.records import ordered_fields
 from convert.tensor import Checkpoint, Extent, Stream, Tensor, Text, path_of
 from convert.transfer import stored_chunks
@@ -33,8 +34,6 @@ MAGIC = b"\x93NUMPY"
 PROBE_BYTES = 192
 """Enough for the preamble and header of nearly every file."""
 _LARGEST_SIZE = (1 << 63) - 1
-_MAX_DIMENSIONS = 255
-"""numpy stops at 64. Without any limit, the product of a hundred thousand sizes would take minutes."""
 _COMMON_BYTES = 512
 
 
@@ -120,28 +119,33 @@ def unpickled(name: str, header: Header, data: Extent | Stream, limits: Limits) 
     from readers.pickles import load_object_array
 
     if data.nbytes > limits.pickle_bytes:
-        raise LimitError(f"the pickle is too long (expected at most {limits.pickle_bytes} bytes, found {data.nbytes})")
-    pickle = b"".join(bytes(chunk) for chunk in stored_chunks(data, 1 << 20))
+        raise exceeded("pickle_bytes", "the pickle is too long", limits.pickle_bytes, data.nbytes)
+    pickle = io.BytesIO()
+    for chunk in stored_chunks(data, 1 << 20):
+        pickle.write(chunk)
     found: list[Tensor | Text] = []
-    for path, array in load_object_array(pickle, header.shape, max_leaves=limits.pickle_leaves):
+    for path, array in load_object_array(pickle.getvalue(), header.shape, limits):
         full = f"{name}.{path}" if path else name
         if isinstance(array, str):
             found.append(Text(full, "object", array))
             continue
-        dtype, big, subshape = parse_descr(array.descr)
+        dtype, big, subshape = parse_descr(array.descr, limits)
         leaf = Header.of(dtype, array.shape + subshape, big, array.fortran)
         content = Extent(MemoryFile(array.data, path_of(data)), 0, len(array.data))
         found.append(make_tensor(full, leaf, content, limits))
     return found
 
 
-def read_header(read: Callable[[int], bytes], size: int, limits: Limits) -> tuple[int, Header]:
+def read_header(
+    read: Callable[[int], bytes], size: int, limits: Limits, long_headers: Budget | None = None
+) -> tuple[int, Header]:
     """Preamble and header of an npy file of `size` bytes.
 
     Args:
         read: Gives the first bytes of the file, as many as asked for or all there are.
         size: Bytes of the whole file, data included.
         limits: `header_bytes` caps the header.
+        long_headers: What all headers over 512 bytes of an archive may take together.
 
     Returns:
         Length of preamble and header together, and what they say.
@@ -161,24 +165,29 @@ def read_header(read: Callable[[int], bytes], size: int, limits: Limits) -> tupl
     else:
         raise UnsupportedError(f"unsupported npy version {version[0]}.{version[1]} (expected 1.0, 2.0 or 3.0)")
     if head_bytes > limits.header_bytes:
-        raise LimitError(f"the header is too long (expected at most {limits.header_bytes} bytes, found {head_bytes})")
+        raise exceeded("header_bytes", "the header is too long", limits.header_bytes, head_bytes)
     if head_bytes > size:
         raise CorruptError(f"the header is cut short (expected {head_bytes} bytes, found {size})")
+    if long_headers is not None and head_bytes > _COMMON_BYTES:
+        long_headers.spend(head_bytes)
     if head_bytes > len(start):
         start = read(head_bytes)
     body = start[10 if version == (1, 0) else 12 : head_bytes]
-    return head_bytes, parse_header(body, utf8=version == (3, 0))
+    return head_bytes, parse_header(body, limits, utf8=version == (3, 0))
 
 
-def parse_header(body: bytes, *, utf8: bool = False) -> Header:
+def parse_header(body: bytes, limits: Limits = DEFAULT, *, utf8: bool = False) -> Header:
     """What the dictionary says; `body` is the header after its length field, padding included.
 
     Raises:
         CorruptError: Not a literal dictionary with exactly the three keys, or a value of the wrong type.
         UnsupportedError: A type this toolkit does not carry.
+        LimitError: Too many dimensions, or nested too deeply.
     """
     common = parse_common(body) if len(body) <= _COMMON_BYTES else None  # its cache keeps what it is given
-    return common or _parse_strict(body, utf8)
+    if common is not None and len(common.shape) <= limits.dimensions:
+        return common
+    return _parse_strict(body, utf8, limits)
 
 
 _SIZE = rb"(?:0|[1-9][0-9]{0,17})"
@@ -203,14 +212,14 @@ def parse_common(body: bytes) -> Header | None:
     return Header.of(simple, shape, match[1][:1] == b">" and simple.swap > 1, match[2] == b"True")
 
 
-def _parse_strict(body: bytes, utf8: bool) -> Header:
+def _parse_strict(body: bytes, utf8: bool, limits: Limits = DEFAULT) -> Header:
     from readers.literal import Literal
 
     try:
         text = body.decode("utf-8" if utf8 else "latin-1")
     except UnicodeDecodeError as err:
         raise CorruptError(f"the header is not UTF-8 (found {body[err.start]:#04x} at byte {err.start})") from err
-    fields = Literal(text).whole()
+    fields = Literal(text, limits).whole()
     if not isinstance(fields, dict):
         raise CorruptError("the header is not a dictionary")
     keys = {"descr", "fortran_order", "shape"}
@@ -221,18 +230,18 @@ def _parse_strict(body: bytes, utf8: bool) -> Header:
     shape, fortran = fields["shape"], fields["fortran_order"]
     if type(shape) is not tuple:
         raise CorruptError(f"shape must be a tuple (found {_shown(shape)})")
-    _check_shape(shape)
+    _check_shape(shape, limits)
     if type(fortran) is not bool:
         raise CorruptError(f"fortran_order must be True or False (found {_shown(fortran)})")
-    dtype, big, subshape = parse_descr(fields["descr"])
+    dtype, big, subshape = parse_descr(fields["descr"], limits)
     if subshape and fortran and len(shape) + len(subshape) > 1 and shape:
         raise UnsupportedError("a subarray type in Fortran order (numpy writes none)")
     return Header.of(dtype, shape + subshape, big, fortran)
 
 
-def _check_shape(shape: tuple[object, ...]) -> None:
-    if len(shape) > _MAX_DIMENSIONS:
-        raise LimitError(f"too many dimensions (expected at most {_MAX_DIMENSIONS}, found {len(shape)})")
+def _check_shape(shape: tuple[object, ...], limits: Limits) -> None:
+    if len(shape) > limits.dimensions:  # the product of a hundred thousand sizes would take minutes
+        raise exceeded("dimensions", "too many dimensions", limits.dimensions, len(shape))
     for size in shape:
         check_dimension(size)
 
@@ -275,29 +284,28 @@ _PLATFORM = {
     "clongdouble": "a complex C long double, which differs by platform",
 }
 _RESAVE = "load it with the program that wrote it and save it again with an explicit type such as '<i8' or '<f8'"
-_MAX_FIELDS_DEPTH = 16
 
 
-def parse_descr(descr: object, depth: int = 0) -> tuple[DType, bool, tuple[int, ...]]:
+def parse_descr(descr: object, limits: Limits = DEFAULT, depth: int = 0) -> tuple[DType, bool, tuple[int, ...]]:
     """The type a `descr` means, whether it is big-endian, and the shape of a subarray type (else empty)."""
-    if depth > _MAX_FIELDS_DEPTH:
-        raise LimitError(f"a type nested deeper than {_MAX_FIELDS_DEPTH} levels")
+    if depth > limits.depth:
+        raise exceeded("depth", "a type is nested too deeply", limits.depth)
     if isinstance(descr, str):
         dtype, big = _parse_string(descr)
         return dtype, big, ()
     if isinstance(descr, list):
-        return _parse_fields(descr, depth), False, ()
+        return _parse_fields(descr, limits, depth), False, ()
     if isinstance(descr, tuple) and len(descr) == 2 and isinstance(descr[1], (tuple, int)):
-        dtype, big, inner = parse_descr(descr[0], depth + 1)
-        return dtype, big, _subshape(descr[1]) + inner
+        dtype, big, inner = parse_descr(descr[0], limits, depth + 1)
+        return dtype, big, _subshape(descr[1], limits) + inner
     if isinstance(descr, tuple) and len(descr) == 2 and isinstance(descr[1], dict):
-        return parse_descr(descr[0], depth + 1)  # numpy's dtype metadata, which carries no data
+        return parse_descr(descr[0], limits, depth + 1)  # numpy's dtype metadata, which carries no data
     raise CorruptError(f"invalid descr (found {_shown(descr)})")
 
 
-def _subshape(shape: object) -> tuple[int, ...]:
+def _subshape(shape: object, limits: Limits) -> tuple[int, ...]:
     sizes = shape if isinstance(shape, tuple) else (shape,)
-    _check_shape(sizes)
+    _check_shape(sizes, limits)
     return sizes
 
 
@@ -345,7 +353,7 @@ def _unknown(descr: str) -> UnsupportedError:
     return UnsupportedError(f"invalid or unknown descr (found {printable(repr(descr))})", hint=hint)
 
 
-def _parse_fields(descr: list[object], depth: int) -> DType:
+def _parse_fields(descr: list[object], limits: Limits, depth: int) -> DType:
     fields: list[Field] = []
     offset = 0
     for entry in descr:
@@ -354,9 +362,9 @@ def _parse_fields(descr: list[object], depth: int) -> DType:
         name = entry[0][1] if isinstance(entry[0], tuple) and len(entry[0]) == 2 else entry[0]
         if not isinstance(name, str):
             raise CorruptError(f"invalid field name (found {_shown(entry[0])})")
-        dtype, big, shape = parse_descr(entry[1], depth + 1)
+        dtype, big, shape = parse_descr(entry[1], limits, depth + 1)
         if len(entry) == 3:
-            shape = _subshape(entry[2]) + shape
+            shape = _subshape(entry[2], limits) + shape
         if dtype is dtypes.OBJECT:
             raise UnsupportedError(
                 f"a structured type that contains an object field {name!r} (pickle)",

@@ -22,20 +22,23 @@ from functools import partial
 
 from convert import dtypes
 from convert.codec import crc32
-from convert.errors import ConvertError, CorruptError, UnsupportedError, quoted
+from convert.errors import ConvertError, CorruptError, LimitError, UnsupportedError, quoted
 from convert.files import SourceFile
-from convert.limits import DEFAULT, Limits
+from convert.limits import DEFAULT, Budget, Limits, exceeded
 from convert.memory import load_metadata, load_origin
 from convert.tensor import Checkpoint, Extent, Tensor
 from readers import npy
 from readers.inflate import METHODS, Compressed, Method, method_name
-from readers.zipdir import Entry, read_directory
+from readers.zipdir import Directory, Entry, read_directory
 
 _LOCAL = struct.Struct("<4s2B4H3L2H")
 _LOCAL_BYTES = _LOCAL.size
 _ZIP64 = struct.Struct("<2H2Q")
 _NPY_1 = npy.MAGIC + b"\x01\x00"
 _LOCAL_SIGNATURE = b"PK\x03\x04"
+_SMALL_BYTES = 64 << 20
+"""What members may inflate to, whatever the size of the archive."""
+_LONG_HEADERS = 16
 
 
 def open(path: str | os.PathLike[str], limits: Limits = DEFAULT) -> Checkpoint:
@@ -47,33 +50,46 @@ def open(path: str | os.PathLike[str], limits: Limits = DEFAULT) -> Checkpoint:
     Raises:
         CorruptError: The archive as a whole breaks a rule.
         UnsupportedError: A split or encrypted archive, or one of another program.
+        LimitError: Too many members, or they would inflate to too much.
     """
     file = SourceFile(path)
     try:
         directory = read_directory(file, limits)
-        tensors, notes = _members(file, directory.entries, directory.begin, limits)
+        tensors, notes = _members(file, directory, limits), []
+        metadata = load_metadata(directory.comment, limits)
     except ConvertError as err:
         file.close()
         err.at(path)
         raise
-    metadata = load_metadata(directory.comment)
     if metadata is None and directory.comment:
         notes.append(f"the archive's comment ({len(directory.comment)} bytes) is not carried over")
     return Checkpoint(os.fspath(path), "npz", tensors, metadata or {}, notes, [file])
 
 
-def _members(
-    file: SourceFile, entries: Iterable[Entry], directory_begin: int, limits: Limits
-) -> tuple[list[Tensor], list[str]]:
+def _members(file: SourceFile, directory: Directory, limits: Limits) -> list[Tensor]:
     tensors: list[Tensor] = []
     spans = array.array("Q")
     taken: set[str] = set()
-    for entry in entries:
+    long_headers = Budget(
+        _LONG_HEADERS * limits.header_bytes, "the headers are too long together", "header_bytes", limits.header_bytes
+    )
+    allowed = max(_SMALL_BYTES, limits.ratio * file.size)
+    claimed = reached = 0
+    sorted_so_far = True
+    for entry in directory.entries():
+        if entry.method:
+            claimed += entry.size
+            if claimed > allowed:
+                raise _inflates_too_far(directory, allowed, file.size)
+        if sorted_so_far and entry.offset < reached:
+            sorted_so_far = False
+            _check_places(directory)
+        reached = entry.offset + _LOCAL_BYTES + len(entry.raw_name) + entry.packed_size
         if entry.name.endswith("/") and entry.size == 0:
             continue  # a folder
         name = entry.name
         try:
-            if (plain := _plain(file, entry, limits)) is not None and plain[0] <= directory_begin:
+            if (plain := _plain(file, entry, limits)) is not None and plain[0] <= directory.begin:
                 end, tensor = plain
                 spans.extend((entry.offset, end))
                 if tensor.name not in taken:
@@ -82,15 +98,15 @@ def _members(
                     continue
             begin, start = _local_header(file, entry)
             spans.extend((entry.offset, min(begin + entry.packed_size, file.size)))
-            if begin + entry.packed_size > directory_begin:
+            if begin + entry.packed_size > directory.begin:
                 raise CorruptError(
-                    f"member {quoted(name)} reaches into the directory (expected to end by byte {directory_begin}, "
+                    f"member {quoted(name)} reaches into the directory (expected to end by byte {directory.begin}, "
                     f"found {begin + entry.packed_size})"
                 )
-            tensor = _tensor(file, entry, begin, start, limits)
+            tensor = _tensor(file, entry, begin, start, limits, long_headers)
         except ConvertError as err:
             tensor = Tensor(name.removesuffix(".npy"), dtypes.BROKEN, (), Extent(file, 0, 0))
-            tensor.problem = err.at(file.path, name)
+            tensor.problem = err.at(file.path, name).with_traceback(None)  # which would keep what was read alive
         if tensor.name in taken:
             raise CorruptError(
                 f"two members give the same name {quoted(tensor.name)} (the second is {quoted(name)})",
@@ -102,7 +118,24 @@ def _members(
     blobs = [tensor for tensor in tensors if tensor.dtype is dtypes.BLOB]
     if blobs and len(blobs) == len(tensors):
         _no_arrays(blobs)
-    return tensors, []
+    return tensors
+
+
+def _inflates_too_far(directory: Directory, allowed: int, size: int) -> LimitError:
+    """A small archive that would fill the disk; deflated zeros are 1032 times as long as their stream."""
+    claimed = sum(entry.size for entry in directory.entries() if entry.method)
+    return exceeded(
+        "ratio", "the members would inflate to too many bytes", allowed, claimed, needed=-(-claimed // size)
+    )
+
+
+def _check_places(directory: Directory) -> None:
+    """Overlaps that the directory alone gives away, found before anything is inflated again and again."""
+    spans = array.array("Q")
+    for entry in directory.entries():
+        end = entry.offset + _LOCAL_BYTES + len(entry.raw_name) + entry.packed_size
+        spans.extend((entry.offset, min(end, (1 << 64) - 1)))
+    _check_overlaps(spans)
 
 
 def _plain(file: SourceFile, entry: Entry, limits: Limits) -> tuple[int, Tensor] | None:
@@ -177,7 +210,7 @@ def _local_header(file: SourceFile, entry: Entry) -> tuple[int, bytes]:
     begin = _LOCAL_BYTES + name_bytes + int.from_bytes(start[28:30], "little")
     name = start[_LOCAL_BYTES : _LOCAL_BYTES + name_bytes]
     if name != entry.raw_name:
-        raise CorruptError(f"local and central names differ (expected {entry.raw_name!r}, found {name[:200]!r})")
+        raise CorruptError(f"local and central names differ (expected {entry.raw_name[:200]!r}, found {name[:200]!r})")
     flags = int.from_bytes(start[6:8], "little")
     if (flags | entry.flags) & 0x2041:
         raise UnsupportedError("the member is encrypted", hint="unpack it with its password and pack it again without")
@@ -224,7 +257,7 @@ def _check_local_zip64(start: bytes, packed: int, size: int, entry: Entry) -> No
         at += 4 + length
 
 
-def _tensor(file: SourceFile, entry: Entry, begin: int, start: bytes, limits: Limits) -> Tensor:
+def _tensor(file: SourceFile, entry: Entry, begin: int, start: bytes, limits: Limits, long_headers: Budget) -> Tensor:
     """The array, or the blob, that a member is."""
     method = METHODS.get(entry.method)
     read: Callable[[int], bytes]
@@ -244,7 +277,7 @@ def _tensor(file: SourceFile, entry: Entry, begin: int, start: bytes, limits: Li
     first = read(6)
     if first != npy.MAGIC:
         return _blob(file, entry, begin, method, first)
-    head_bytes, header = npy.read_header(read, entry.size, limits)
+    head_bytes, header = npy.read_header(read, entry.size, limits, long_headers)
     npy.check_size(header, entry.size - head_bytes)
     if method is not None:
         data: Extent | Compressed = Compressed(file, begin, entry, method, head_bytes)

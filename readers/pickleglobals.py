@@ -18,10 +18,13 @@ from typing import NamedTuple
 
 from convert.dtypes import BY_NAME
 from convert.errors import CorruptError, LimitError, UnsupportedError, quoted
+from convert.limits import Budget as Budget
 
 HINT = "only numpy arrays, numbers, strings, dicts, lists and tuples are read from pickles"
 _MAX_FIELDS = 65_536
+_MAX_FIELDS_DEPTH = 16
 _MAX_DIMENSIONS = 64
+"""These three are beyond what numpy itself, or anybody, writes; the limits of `convert.limits` come on top."""
 
 _SIZES = {"b": (1,), "i": (1, 2, 4, 8), "u": (1, 2, 4, 8), "f": (2, 4, 8, 12, 16), "c": (8, 16, 24, 32), "m": (8,)}
 _SIZES |= {"M": (8,), "O": (0, 4, 8)}
@@ -87,19 +90,6 @@ class Global:
     name: str
     call: Callable[..., object] | None
     arities: tuple[int, ...]
-
-
-@dataclass(slots=True, eq=False)
-class Budget:
-    """How much more may be copied or unfolded."""
-
-    left: int
-    what: str
-
-    def spend(self, amount: int) -> None:
-        self.left -= amount
-        if self.left < 0:
-            raise LimitError(f"the pickle unfolds to too {self.what}")
 
 
 # What the accepted globals mean when called. `_reconstruct` and `dtype` give records that BUILD completes.
@@ -242,8 +232,8 @@ def _build_fields(copied: Budget, dtype: DTypeRecord, names: object, fields: obj
         dtype.fields += member.fields
     if end < dtype.itemsize:
         descr.append(("", f"|V{dtype.itemsize - end}"))
-    if dtype.fields > _MAX_FIELDS or dtype.depth > 16:
-        raise LimitError(f"a structured dtype of {dtype.fields} fields, {dtype.depth} deep")
+    if dtype.fields > _MAX_FIELDS or dtype.depth > _MAX_FIELDS_DEPTH:
+        raise LimitError(f"the pickle has a structured dtype of {dtype.fields} fields, {dtype.depth} deep")
     dtype.descr = descr
 
 

@@ -10,7 +10,7 @@ look up what such a row means and make plain records. Everything else is refused
 turns the records into a flat list of arrays and texts.
 
 Bounds: byte lengths are checked against the stream; dicts are lists of pairs, so crafted hashes cost nothing; at most
-`_OPERATIONS_PER_LEAF` opcodes a leaf are run, which take about 100 bytes of memory each at worst; what the memo shares
+`OPERATIONS_PER_LEAF` opcodes a leaf are run, which take about 100 bytes of memory each at worst; what the memo shares
 is bounded where it is copied or unfolded: leaves, containers, depth, bytes, names.
 """
 
@@ -19,37 +19,37 @@ from __future__ import annotations
 import itertools
 from collections.abc import Iterator
 
-from convert.errors import CorruptError, InputError, LimitError, UnsupportedError, quoted
+from convert.errors import CorruptError, InputError, UnsupportedError, quoted
+from convert.limits import DEFAULT, Budget, Limits, exceeded
 from readers.pickleglobals import (
     HINT,
     SURROGATE,
     ArrayRecord,
-    Budget,
     DictRecord,
     PickledArray,
     kind_of,
     text_of,
 )
-from readers.picklevm import Machine, run
+from readers.picklevm import OPERATIONS_PER_LEAF, Machine, run
 
 __all__ = ["PickledArray", "load_object_array"]
 
-_OPERATIONS_PER_LEAF = 32  # a number takes 1, an array 22 to 60: of arrays alone, fewer than max_leaves pass
 _VISITS_PER_LEAF = 4  # containers on the way to a leaf
 _NAME_CHARACTERS_PER_LEAF = 64
 _SLACK = 1 << 20
+_TOO_MANY_BYTES = "the pickle unfolds to too many bytes: it refers to the same ones again and again"
 
 
 def load_object_array(
-    data: bytes | memoryview, shape: tuple[int, ...], *, max_leaves: int = 1_000_000, max_depth: int = 64
+    data: bytes | memoryview, shape: tuple[int, ...], limits: Limits = DEFAULT
 ) -> list[tuple[str, PickledArray | str]]:
     """All arrays and scalars in the pickle of an object array, each under its dotted path.
 
     Args:
         data: The pickle, to its last byte. Held in memory; a memoryview is copied once more.
         shape: Shape of the object array, from the npy header.
-        max_leaves: Most results; also bounds opcodes and the containers visited.
-        max_depth: Most containers inside each other, the outermost array included.
+        limits: `pickle_leaves` is the most results, and bounds opcodes and containers; `pickle_depth` counts
+            the containers inside each other, the outermost array included.
 
     Returns:
         (path, leaf) in the order of the pickle: index or key of each container joined by '.'; '' for the only element
@@ -62,18 +62,19 @@ def load_object_array(
         LimitError: Too many, too deep, or far larger than the pickle through sharing.
     """
     budget = 4 * len(data) + _SLACK
-    root = run(data, Machine(Budget(budget, "many bytes")), _OPERATIONS_PER_LEAF * max_leaves + 4096)
+    machine = Machine(Budget(budget, _TOO_MANY_BYTES), limits.pickle_memo)
+    root = run(data, machine, OPERATIONS_PER_LEAF * limits.pickle_leaves + 4096)
     if not isinstance(root, ArrayRecord) or root.leaf is not None:
         raise CorruptError(f"the pickle holds {kind_of(root)} (expected an object array)")
     if not root.built:
         raise CorruptError("the pickle holds an array without its state")
     if root.shape != shape:
         raise CorruptError(f"the pickled array has shape {root.shape} (expected {shape} as in the header)")
-    size = Budget(budget, "many bytes")
+    size = Budget(budget, _TOO_MANY_BYTES)
     leaves: dict[str, PickledArray | str] = {}
-    for path, value in _flatten(root, max_leaves, max_depth):
-        if len(leaves) >= max_leaves:
-            raise LimitError(f"the pickle holds more than {max_leaves} arrays")
+    for path, value in _flatten(root, limits.pickle_leaves, limits.pickle_depth):
+        if len(leaves) >= limits.pickle_leaves:
+            raise exceeded("pickle_leaves", "the pickle holds too many arrays and values", limits.pickle_leaves)
         if path in leaves:
             raise UnsupportedError(f"two elements of the pickle would both be called {quoted(path)}")
         try:
@@ -88,8 +89,9 @@ def load_object_array(
 
 def _flatten(root: ArrayRecord, max_leaves: int, max_depth: int) -> Iterator[tuple[str, object]]:
     """Path and value of everything that is no container, depth first, without recursion."""
-    visits = Budget(_VISITS_PER_LEAF * max_leaves + 4096, "many containers")
-    names = Budget(_NAME_CHARACTERS_PER_LEAF * max_leaves + _SLACK, "long names")
+    which = ("pickle_leaves", max_leaves)
+    visits = Budget(_VISITS_PER_LEAF * max_leaves + 4096, "the pickle unfolds to too many containers", *which)
+    names = Budget(_NAME_CHARACTERS_PER_LEAF * max_leaves + _SLACK, "the pickle unfolds to too long names", *which)
     open_containers: list[tuple[str | None, Iterator[tuple[str | None, object]]]] = [(None, _children(root))]
     while open_containers:
         parent, children = open_containers[-1]
@@ -101,7 +103,8 @@ def _flatten(root: ArrayRecord, max_leaves: int, max_depth: int) -> Iterator[tup
                 yield path or "", value
                 continue
             if len(open_containers) >= max_depth:
-                raise LimitError(f"containers inside each other more than {max_depth} deep, at {quoted(path or '')}")
+                what = f"containers inside each other are too deep, at {quoted(path or '')}"
+                raise exceeded("pickle_depth", what, max_depth)
             open_containers.append((path, _children(value)))
             break
         else:

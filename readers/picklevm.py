@@ -15,12 +15,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import IO, Any
 
-from convert.errors import CorruptError, InputError, LimitError, UnsupportedError, quoted
+from convert.errors import CorruptError, InputError, UnsupportedError, quoted
+from convert.limits import DEFAULT, Budget, exceeded
 from readers.pickleglobals import (
     GLOBALS,
     HINT,
     ArrayRecord,
-    Budget,
     DictRecord,
     DTypeRecord,
     Global,
@@ -30,14 +30,21 @@ from readers.pickleglobals import (
 )
 
 _INTEGER_BITS = 128
+OPERATIONS_PER_LEAF = 32  # a number takes 1, an array 22 to 60: of arrays alone, fewer than max_leaves pass
 _DECIMAL = re.compile(rb"-?[0-9]+L?")
 
 
 @dataclass(slots=True, eq=False)
 class Machine:
-    """Stack, marks and memo of one run; `copied` bounds what opcodes copy beyond the stream."""
+    """Stack, marks and memo of one run.
+
+    Attributes:
+        copied: Bounds what opcodes copy beyond the stream.
+        max_memo: Most entries of the memo.
+    """
 
     copied: Budget
+    max_memo: int = DEFAULT.pickle_memo
     stack: list[object] = field(default_factory=list)
     marked: list[list[object]] = field(default_factory=list)
     memo: dict[int, object] = field(default_factory=dict)
@@ -82,6 +89,8 @@ class Machine:
         if not 0 <= index < 1 << 32:
             raise CorruptError(f"memo index {index} is out of range")
         self.memo[index] = self.top()
+        if len(self.memo) > self.max_memo:
+            raise exceeded("pickle_memo", "the pickle keeps too many objects", self.max_memo)
 
     def append(self, values: list[object]) -> None:
         target = self.top()
@@ -131,7 +140,8 @@ def run(data: bytes | memoryview, machine: Machine, limit: int) -> object:
     """The one object that a pickle leaves on its stack, as records and plain values.
 
     Raises:
-        InputError: The stream is malformed, uses what is not in the tables, or takes more than `limit` operations.
+        InputError: The stream is malformed, or uses what is not in the tables.
+        LimitError: It takes more than `limit` operations.
     """
     stream = io.BytesIO(data)
     for _ in range(limit):
@@ -147,7 +157,8 @@ def run(data: bytes | memoryview, machine: Machine, limit: int) -> object:
         except InputError as err:
             raise type(err)(f"{err.message} (pickle opcode {name} at byte {position})", hint=err.hint) from err
     else:
-        raise LimitError(f"the pickle takes more than {limit} operations")
+        needed = 2 * limit // OPERATIONS_PER_LEAF
+        raise exceeded("pickle_leaves", "the pickle takes too many operations", limit, needed=needed)
     if stream.read(1):
         raise CorruptError(f"{len(data) - position - 1} bytes follow the end of the pickle at byte {position}")
     if machine.marked or len(machine.stack) != 1:

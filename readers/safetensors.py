@@ -13,22 +13,20 @@ Source: README and safetensors/src/tensor.rs of the safetensors repository, vers
 
 from __future__ import annotations
 
-import json
 import os
 from collections.abc import Iterable
-from typing import Any, NamedTuple, NoReturn
+from typing import Any, NamedTuple
 
 from convert.dtypes import BY_CODE
 from convert.errors import ConvertError, CorruptError, LimitError, UnsupportedError, quoted
 from convert.files import SourceFile
-from convert.limits import DEFAULT, Limits
+from convert.jsontext import parse_json
+from convert.limits import DEFAULT, Limits, exceeded
 from convert.memory import take_origins
 from convert.tensor import Checkpoint, Extent, Tensor
 
 _LENGTH_BYTES = 8
 _LARGEST_SIZE = (1 << 64) - 1
-_MAX_DIMENSIONS = 255
-"""Far more than any array library has. Without a limit, the product of a million sizes would take minutes."""
 _AGAIN = "download or copy the file again"
 
 
@@ -38,14 +36,15 @@ def open(path: str | os.PathLike[str], limits: Limits = DEFAULT) -> Checkpoint:
     Raises:
         CorruptError: A rule of the format is broken.
         UnsupportedError: A dtype the format does not know.
-        LimitError: A header longer than `limits.json_bytes`.
+        LimitError: A header longer than `limits.json_bytes`, or with more in it than `limits` allow.
     """
     file = SourceFile(path)
     try:
         header, begin = _header(file, limits)
         metadata = _metadata(header.pop("__metadata__", None))
-        checkpoint = Checkpoint(os.fspath(path), "safetensors", _tensors(header, file, begin), metadata, [], [file])
-        take_origins(checkpoint)
+        tensors = _tensors(header, file, begin, limits)
+        checkpoint = Checkpoint(os.fspath(path), "safetensors", tensors, metadata, [], [file])
+        take_origins(checkpoint, limits)
     except ConvertError as err:
         file.close()
         err.at(path)
@@ -62,6 +61,8 @@ def _header(file: SourceFile, limits: Limits) -> tuple[dict[str, Any], int]:
     if count == 0:
         raise CorruptError("empty header (expected a JSON object, found length 0 at byte 0)")
     if count > limits.json_bytes:
+        if count <= file.size - _LENGTH_BYTES:
+            raise exceeded("json_bytes", "the header length is over the limit", limits.json_bytes, count)
         raise LimitError(
             f"the header length is over the limit (expected at most {limits.json_bytes} bytes, found {count})",
             hint="is this a safetensors file at all? its first 8 bytes give the length of the header",
@@ -81,20 +82,17 @@ def _header(file: SourceFile, limits: Limits) -> tuple[dict[str, Any], int]:
     if text[0] != "{":
         raise CorruptError(f"the header is not a JSON object (expected '{{' at byte 8, found {text[0]!r})")
     del data  # a large header shall not be held twice while it is parsed
-    header = _parse(text)
+    header = _parse(text, limits)
     if isinstance(header, _Entry):
         header = header._asdict()
     return header, _LENGTH_BYTES + count
 
 
-def _parse(text: str) -> dict[str, Any] | _Entry:
+def _parse(text: str, limits: Limits) -> dict[str, Any] | _Entry:
     try:
-        return json.loads(text, object_pairs_hook=_unique, parse_constant=_no_constant)  # type: ignore[no-any-return]
-    except CorruptError:
-        raise
-    except (ValueError, RecursionError) as err:
-        what = "it nests too deeply" if isinstance(err, RecursionError) else str(err)
-        raise CorruptError(f"invalid JSON in the header: {what}") from err
+        return parse_json(text, "the header", limits, _unique)  # type: ignore[no-any-return]
+    except ValueError as err:
+        raise CorruptError(f"invalid JSON in the header: {err}") from err
 
 
 class _Entry(NamedTuple):
@@ -117,10 +115,6 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any] | _Entry:
                 raise CorruptError(f"duplicate key {quoted(key)} in the header")
             seen.add(key)
     return found
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise CorruptError(f"invalid JSON in the header: {name}")
 
 
 def _metadata(value: object) -> dict[str, str]:
@@ -149,8 +143,10 @@ def _check_unicode(texts: Iterable[str]) -> None:
         raise CorruptError("the header holds text that is not valid Unicode (a lone surrogate)") from None
 
 
-def _tensors(header: dict[str, Any], file: SourceFile, data_begin: int) -> list[Tensor]:
+def _tensors(header: dict[str, Any], file: SourceFile, data_begin: int, limits: Limits) -> list[Tensor]:
     """All tensors, sorted by place; proves that their ranges cover the data exactly once."""
+    if len(header) > limits.tensors:
+        raise exceeded("tensors", "too many tensors", limits.tensors, len(header))
     try:
         "".join(header).encode("utf-8")
     except UnicodeEncodeError:
@@ -161,7 +157,7 @@ def _tensors(header: dict[str, Any], file: SourceFile, data_begin: int) -> list[
     placed: list[Tensor] = []
     for name in list(header):
         try:
-            placed.append(_tensor(name, header.pop(name), file, data_begin))
+            placed.append(_tensor(name, header.pop(name), file, data_begin, limits.dimensions))
         except ConvertError as err:
             problems.append(err.at(file.path, name))
     if problems:
@@ -202,7 +198,7 @@ def _place(tensor: Tensor) -> tuple[int, int]:
     return (data.offset, data.nbytes) if isinstance(data, Extent) else (0, 0)
 
 
-def _tensor(name: str, entry: object, file: SourceFile, data_begin: int) -> Tensor:
+def _tensor(name: str, entry: object, file: SourceFile, data_begin: int, dimensions: int) -> Tensor:
     code, shape, offsets = entry if type(entry) is _Entry else _entry(entry)
     dtype = BY_CODE.get(code) if type(code) is str else None
     if dtype is None:
@@ -213,8 +209,8 @@ def _tensor(name: str, entry: object, file: SourceFile, data_begin: int) -> Tens
         raise CorruptError("shape and data_offsets must be arrays")
     if len(offsets) != 2:
         raise CorruptError(f"data_offsets must have two entries (found {len(offsets)})")
-    if len(shape) > _MAX_DIMENSIONS:
-        raise LimitError(f"too many dimensions (expected at most {_MAX_DIMENSIONS}, found {len(shape)})")
+    if len(shape) > dimensions:  # the product of a million sizes would take minutes
+        raise exceeded("dimensions", "too many dimensions", dimensions, len(shape))
     count = 1
     for size in shape:
         if type(size) is not int or not 0 <= size <= _LARGEST_SIZE:

@@ -12,15 +12,15 @@ the index omits, and it accepts paths into folders below, which no writer produc
 
 from __future__ import annotations
 
-import json
 import os
 import re
 from collections import Counter
-from typing import Any, NoReturn
+from typing import Any
 
-from convert.errors import ConvertError, CorruptError, LimitError, gather, quoted
+from convert.errors import ConvertError, CorruptError, gather, quoted
 from convert.files import SourceFile
-from convert.limits import DEFAULT, Limits
+from convert.jsontext import parse_json
+from convert.limits import DEFAULT, Limits, exceeded
 from convert.tensor import Checkpoint, Extent, Tensor
 from readers import safetensors
 
@@ -69,18 +69,14 @@ def open(path: str | os.PathLike[str], limits: Limits = DEFAULT) -> Checkpoint:
 def _parse(index: SourceFile, limits: Limits) -> dict[str, Any]:
     """The index' JSON object."""
     if index.size > limits.json_bytes:
-        raise LimitError(
-            f"the index is too long (expected at most {limits.json_bytes} bytes, found {index.size})",
-            hint="an index holds names only; is this one?",
-        )
+        raise exceeded("json_bytes", "the index is too long", limits.json_bytes, index.size)
     data = index.read(0, index.size)
     try:
-        found = json.loads(data.decode("utf-8"), object_pairs_hook=_unique, parse_constant=_no_constant)
+        found = parse_json(data.decode("utf-8"), "the index", limits, _unique)
     except UnicodeDecodeError as err:
         raise CorruptError(f"the index is not UTF-8 (found {data[err.start]:#04x} at byte {err.start})") from err
-    except (ValueError, RecursionError) as err:
-        what = "it nests too deeply" if isinstance(err, RecursionError) else str(err)
-        raise CorruptError(f"invalid JSON in the index: {what}", hint="download the index again") from err
+    except ValueError as err:
+        raise CorruptError(f"invalid JSON in the index: {err}", hint="download the index again") from err
     if not isinstance(found, dict):
         raise CorruptError(f"the index is not a JSON object (found {_kind(found)})")
     return found
@@ -93,10 +89,6 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         twice = [key for key, count in counts.items() if count > 1]
         raise CorruptError(f"duplicate key {', '.join(map(quoted, twice[:5]))} in the index")
     return found
-
-
-def _no_constant(name: str) -> NoReturn:
-    raise ValueError(f"{name} is no JSON")
 
 
 def _weight_map(index: dict[str, Any]) -> dict[str, str]:

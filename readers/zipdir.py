@@ -9,12 +9,13 @@ from __future__ import annotations
 import stat
 import struct
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import NamedTuple
 
-from convert.errors import CorruptError, LimitError, UnsupportedError, quoted
+from convert.errors import CorruptError, UnsupportedError, quoted
 from convert.files import SourceFile
-from convert.limits import Limits
+from convert.limits import Limits, exceeded
 
 _END = struct.Struct("<4s4H2LH")
 _END64 = struct.Struct("<4sQ2H2L4Q")
@@ -41,10 +42,10 @@ class Entry(NamedTuple):
 class Directory(NamedTuple):
     """All members, where the directory begins, and the comment of the archive.
 
-    The members are made one at a time: of a hundred thousand, only what becomes of them is kept.
+    `entries()` makes the members one at a time: of a hundred thousand, only what becomes of them is kept.
     """
 
-    entries: Iterator[Entry]
+    entries: Callable[[], Iterator[Entry]]
     begin: int
     comment: bytes
 
@@ -62,19 +63,22 @@ def read_directory(file: SourceFile, limits: Limits) -> Directory:
     Raises:
         CorruptError: No directory, more than one, or one that breaks a rule.
         UnsupportedError: An archive split over several files.
-        LimitError: A directory longer than `limits.directory_bytes`.
+        LimitError: A directory longer than `limits.directory_bytes`, or of more members than `limits.tensors`.
     """
     end = _find_end(file)
     if end.size > limits.directory_bytes:
-        raise LimitError(
-            f"the directory is too long (expected at most {limits.directory_bytes} bytes, found {end.size})"
-        )
-    return Directory(_entries(file.read(end.begin, end.size), end), end.begin, end.comment)
+        raise exceeded("directory_bytes", "the directory is too long", limits.directory_bytes, end.size)
+    if end.members > limits.tensors:
+        raise exceeded("tensors", "too many members", limits.tensors, end.members)
+    data = file.read(end.begin, end.size)
+    return Directory(partial(_entries, data, end, limits), end.begin, end.comment)
 
 
-def _entries(data: bytes, end: _End) -> Iterator[Entry]:
+def _entries(data: bytes, end: _End, limits: Limits) -> Iterator[Entry]:
     at = count = 0
     while at < len(data):
+        if count == limits.tensors:
+            raise exceeded("tensors", "too many members", limits.tensors)
         entry, at = _entry(data, at, end.begin)
         count += 1
         yield entry

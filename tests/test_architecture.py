@@ -29,7 +29,14 @@ THIRD_PARTY: dict[str, set[str]] = {
     "isal": {"convert.codec"},
     "numpy": {"convert.arrays", "convert.numeric", "convert.longdouble", "convert.transpose"},
     "ml_dtypes": {"convert.numeric"},
-    "typer": {"convert.cli.main", "convert.cli.job", "convert.cli.listing", "convert.cli.plain", "convert.cli.batch"},
+    "typer": {
+        "convert.cli.main",
+        "convert.cli.job",
+        "convert.cli.limits",
+        "convert.cli.listing",
+        "convert.cli.plain",
+        "convert.cli.batch",
+    },
 }
 LAZY: dict[str, set[str]] = {
     # What functions may import when they run.
@@ -156,16 +163,15 @@ def test_the_version_loads_next_to_nothing(tmp_path: Path) -> None:
     found = loaded(tmp_path, "--version")
     assert not found & {"numpy", "rich", "ml_dtypes", "safetensors", "tqdm", "isal", "readers", "writers"}
     assert {name for name in found if name.startswith("convert.")} == {
-        "convert.cli", "convert.cli.job", "convert.cli.listing", "convert.cli.main", "convert.cli.plain",
-        "convert.errors", "convert.version",
+        "convert.cli", "convert.cli.job", "convert.cli.limits", "convert.cli.listing", "convert.cli.main",
+        "convert.cli.plain", "convert.errors", "convert.limits", "convert.version",
     }  # fmt: skip
 
 
 COPYING = (
-    "api", "cli", "cli.job", "cli.listing", "cli.main", "cli.plain", "codec", "dtypes", "encodings", "errors", "files",
-    "formats", "limits", "memory", "options", "output", "plan", "policy", "progress", "records", "report", "steps",
-    "tensor",
-    "threads", "transfer", "version", "writing",
+    "api", "cli", "cli.job", "cli.limits", "cli.listing", "cli.main", "cli.plain", "codec", "dtypes", "encodings",
+    "errors", "files", "formats", "jsontext", "limits", "memory", "options", "output", "plan", "policy", "progress",
+    "records", "report", "steps", "tensor", "threads", "transfer", "version", "writing",
 )  # fmt: skip
 """All that a plain copy may load of the core."""
 

@@ -24,8 +24,8 @@ from convert.files import SourceFile
 from convert.limits import Limits
 from convert.output import OutputFile
 from convert.outputset import MANY_FILES
+from convert.sizes import parse_size
 from readers import safetensors as single
-from writers.shards import parse_size
 
 from . import oracle
 

@@ -85,9 +85,11 @@ def split(plan: Plan, max_shard_size: int | str | None) -> Split:
             path=plan.target,
             hint="--max-shard-size 5GB, or a target without .index.json",
         )
+    from convert.sizes import parse_size
     from writers import shards
 
-    found = shards.split(shards.one_file(plan.target), plan.tensors, shards.parse_size(max_shard_size))
+    largest = parse_size(max_shard_size, "the largest size of a shard")
+    found = shards.split(shards.one_file(plan.target), plan.tensors, largest)
     count = len(found.shards)
     what = "everything fits into one file" if count == 1 else f"{count} shards"
     plan.notes.append(f"{what}: {', '.join(found.paths[:2])}{', ...' if count > 2 else ''}")

@@ -121,9 +121,11 @@ def command() -> Callable[..., int]:
 
 def _options(shared: dict[str, Any]) -> dict[str, Any]:
     """Options of the main job as the library takes them; those that were not given keep its defaults."""
+    from convert.cli.limits import take_limits
     from convert.policy import Policy
 
     given = {name: value for name, value in shared.items() if value is not None}
+    given["limits"] = take_limits(given)
     given["policy"] = Policy.parse(given.get("policy", ()))
     given["rename"] = [job.pair("--rename", text, "REGEX=REPLACEMENT") for text in given.get("rename", ())]
     given["cast"] = [job.parse_cast(text) for text in given.get("cast", ())]

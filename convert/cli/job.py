@@ -178,9 +178,11 @@ def run(
     json: Annotated[bool, typer.Option("--json", help="Report as JSON on stdout.", rich_help_panel=_SHOW)] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Only errors.", rich_help_panel=_SHOW)] = False,
     no_progress: Annotated[bool, typer.Option("--no-progress", help="No progress bar.", rich_help_panel=_SHOW)] = False,
+    **limits: Any,
 ) -> int:
     """Convert tensor files: npy, npz and safetensors, each into each; exact or refused."""
     from convert.api import convert_file
+    from convert.cli.limits import take_limits
     from convert.policy import Policy
 
     try:
@@ -213,6 +215,7 @@ def run(
                 dry_run=dry_run,
                 jobs=jobs,
                 progress=progress,
+                limits=take_limits(limits),
             )
     except ConvertError as err:
         if json:
@@ -339,7 +342,7 @@ def _summarise(report: Report) -> None:
         lines.append(f"note: {quoted(skip.name)}: left out ({skip.reason})")
     if len(report.skipped) > _SHOWN:
         lines.append(f"note: {len(report.skipped) - _SHOWN} more left out; --json lists them all")
-    lines += [f"note: {note}" for note in report.notes]
+    lines += [f"note: {printable(note)}" for note in report.notes]
     count, nbytes = len(report.tensors), sum(tensor.nbytes for tensor in report.tensors)
     tensors = f"{count} tensor{'' if count == 1 else 's'}, {human(nbytes)}"
     if report.dry_run:

@@ -22,15 +22,18 @@ _UNBOUNDED = 10_000
 def ls(
     files: Annotated[list[str], typer.Argument(metavar="FILE...", help="Files, or folders of .npy files.")],
     json: Annotated[bool, typer.Option("--json", help="One JSON object per file, a line each.")] = False,
+    **limits: Any,
 ) -> int:
     """List names, dtypes, shapes, sizes, order and metadata; data is not read."""
     from convert.api import open as open_checkpoint
     from convert.cli.job import error_object, write_json
+    from convert.cli.limits import take_limits
 
+    accepted = take_limits(limits)
     problems: list[ConvertError] = []
     for file in files:
         try:
-            with open_checkpoint(file) as checkpoint:
+            with open_checkpoint(file, limits=accepted) as checkpoint:
                 if json:
                     _write_json(file, checkpoint)
                 else:
@@ -114,7 +117,7 @@ def _write_table(file: str, checkpoint: Checkpoint) -> None:
         shown = printable(text) if len(text) <= 200 else printable(text[:200]) + f"... ({len(text)} characters)"
         console.print(Text(f"metadata {printable(key)}: {shown}"))
     for note in checkpoint.notes:
-        console.print(Text(f"note: {note}"))
+        console.print(Text(f"note: {printable(note)}"))
 
 
 def show_formats(json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False) -> int:

@@ -121,9 +121,10 @@ def _install() -> None:
     if app.registered_commands:  # `run` was called before
         return
     from convert.cli import job, listing
+    from convert.cli.limits import with_limits
 
-    app.command(_MAIN, cls=_Main, hidden=True)(job.run)
-    app.command("ls")(listing.ls)
+    app.command(_MAIN, cls=_Main, hidden=True)(with_limits(job.run))
+    app.command("ls")(with_limits(listing.ls))
     app.command("formats")(listing.show_formats)
     app.command("policies")(listing.show_policies)
 
