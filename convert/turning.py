@@ -12,6 +12,7 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
+from math import lcm
 from typing import cast
 
 from convert.codec import crc32
@@ -19,7 +20,7 @@ from convert.files import Spool
 from convert.steps import aligned, pipe_of
 from convert.tensor import Extent, Tensor
 from convert.threads import Work
-from convert.transfer import Slot, check_crc, stored_chunks
+from convert.transfer import CHUNK_BYTES, Slot, check_crc, stored_chunks
 from convert.transpose import TILE_BYTES, Tile, Turner, slabs, tiles, write_tile
 
 _TILES_BYTES = 48 << 20
@@ -39,8 +40,9 @@ def _turner() -> Turner:
 def turned_chunks(tensor: Tensor, chunk_bytes: int) -> Iterator[memoryview]:
     """The tensor's bytes in the order asked for, first to last; see `Tensor.chunks`."""
     pipe = pipe_of(tensor)
-    chunk_bytes = aligned(chunk_bytes, pipe.unit_in)
     item_bytes = tensor.stored.item_bytes
+    whole = lcm(pipe.unit_in, max(item_bytes, 1))  # chunks hold whole elements
+    chunk_bytes = aligned(chunk_bytes, whole if whole <= CHUNK_BYTES else pipe.unit_in)
     with contextlib.ExitStack() as spools:
         data = _extent(tensor, None, spools)
         _verify(data)

@@ -12,7 +12,7 @@ from convert.limits import DEFAULT, Limits, exceeded
 
 _TOKEN = re.compile(
     r"[ \t\r\n\f]*(?:(?P<punctuation>[{}()\[\]:,])|(?P<word>True|False|None)\b|(?P<number>-?[0-9]+)L?\b"
-    r"|[uUbB]?(?P<string>'(?:[^'\\\n]|\\.)*'|\"(?:[^\"\\\n]|\\.)*\"))"
+    r"|[uU]?(?P<string>'(?:[^'\\\n]|\\.)*'|\"(?:[^\"\\\n]|\\.)*\"))"
 )
 _ESCAPE = re.compile(r"\\(x[0-9a-fA-F]{2}|u[0-9a-fA-F]{4}|U[0-9a-fA-F]{8}|[\\'\"nrtabfv0])")
 _ESCAPES = {"n": "\n", "r": "\r", "t": "\t", "a": "\a", "b": "\b", "f": "\f", "v": "\v", "0": "\0"}

@@ -157,6 +157,7 @@ def _plain(file: SourceFile, entry: Entry, limits: Limits) -> tuple[int, Tensor]
     if (
         signature != _LOCAL_SIGNATURE
         or flags & ~0x800
+        or (flags != entry.flags and not entry.raw_name.isascii())
         or method
         or start[_LOCAL_BYTES : _LOCAL_BYTES + name_bytes] != entry.raw_name
         or crc != entry.crc
@@ -212,6 +213,8 @@ def _local_header(file: SourceFile, entry: Entry) -> tuple[int, bytes]:
     if name != entry.raw_name:
         raise CorruptError(f"local and central names differ (expected {entry.raw_name[:200]!r}, found {name[:200]!r})")
     flags = int.from_bytes(start[6:8], "little")
+    if (flags ^ entry.flags) & 0x800 and not name.isascii():
+        raise CorruptError(f"local and central header differ on whether the name is UTF-8 (found {name[:200]!r})")
     if (flags | entry.flags) & 0x2041:
         raise UnsupportedError("the member is encrypted", hint="unpack it with its password and pack it again without")
     if (flags | entry.flags) & 0x20:

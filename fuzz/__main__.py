@@ -1,0 +1,168 @@
+"""The long forms of the fuzz tests.
+
+python -m fuzz --minutes N       coverage-guided, N minutes of CPU on each of --jobs workers (pip install '.[fuzz]')
+python -m fuzz --exhaustive      every prefix, bit flip and field change of every sample, case and find
+python -m fuzz --replay FOLDER   each input of a corpus once, for coverage: coverage run -m fuzz --replay FOLDER
+
+Broken promises are stored in CORPUS/finds, the smallest file of each kind; the exit status is 1 if there are any.
+"""
+
+from __future__ import annotations
+
+import argparse
+import fnmatch
+import json
+import multiprocessing
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from fuzz.body import CHOICES, MAX_BYTES
+from fuzz.finds import attempt
+from fuzz.mutate import systematic
+from fuzz.seeds import ROOT, Seed, packed, seeds, unpacked
+
+_CONVERT_EVERY = 16
+
+
+def main(argv: list[str] | None = None) -> int:
+    """Do one of the three; the exit status."""
+    parser = argparse.ArgumentParser(
+        prog="python -m fuzz", description=__doc__, formatter_class=argparse.RawTextHelpFormatter
+    )
+    what = parser.add_mutually_exclusive_group(required=True)
+    what.add_argument("--minutes", type=float, help="CPU minutes of each worker")
+    what.add_argument("--exhaustive", action="store_true", help="all systematic changes")
+    what.add_argument("--replay", type=Path, help="run a corpus once")
+    parser.add_argument("--corpus", type=Path, default=ROOT / "build" / "fuzz", help="where inputs and finds are kept")
+    parser.add_argument("--jobs", type=int, default=multiprocessing.cpu_count(), help="processes")
+    parser.add_argument("--every", type=int, default=1, help="with --exhaustive: only every n-th change")
+    parser.add_argument("--only", default="*", help="with --exhaustive: files whose names match a glob")
+    parser.add_argument("--pause-file", type=Path, help="wait while this file exists")
+    options = parser.parse_args(argv)
+    options.corpus.mkdir(parents=True, exist_ok=True)
+    if options.replay is not None:
+        counts = _replay(options.replay, options.corpus / "finds")
+    elif options.exhaustive:
+        counts = _exhaustive(options)
+    else:
+        counts = _guided(options)
+    print(json.dumps(counts))
+    finds = sorted((options.corpus / "finds").glob("*.txt"))
+    for note in finds:
+        print(f"{note}: {note.read_text('utf-8').splitlines()[0]}")
+    return 1 if finds else 0
+
+
+def _sum(counts: list[dict[str, float]]) -> dict[str, float]:
+    return {key: round(sum(count[key] for count in counts), 1) for key in counts[0]} if counts else {}
+
+
+# --- coverage-guided ---------------------------------------------------------------------------------------------
+
+
+def _guided(options: argparse.Namespace) -> dict[str, float]:
+    inputs = options.corpus / "inputs"
+    inputs.mkdir(exist_ok=True)
+    for number, seed in enumerate(seeds(16 << 10)):
+        (inputs / f"seed-{number}").write_bytes(packed(seed.data, seed.suffix, number % CHOICES))
+    seconds = 60 * options.minutes
+    workers = [_Guided(options, number, seconds) for number in range(options.jobs)]
+    while sum(worker.goes_on() for worker in workers):
+        time.sleep(1)
+    return _sum([worker.total for worker in workers]) | {"corpus": len(list(inputs.iterdir()))}
+
+
+class _Guided:
+    """A worker, begun anew with the time that is left if libFuzzer ended it (a hang, a crash of the interpreter)."""
+
+    def __init__(self, options: argparse.Namespace, number: int, seconds: float) -> None:
+        self._options = options
+        self._number = number
+        self._seconds = seconds
+        self._stats = options.corpus / f"stats-{number}.json"
+        self._log = options.corpus / f"log-{number}.txt"
+        self.total: dict[str, float] = {"executions": 0, "accepted": 0, "converted": 0, "finds": 0, "cpu_seconds": 0}
+        self._process = self._begin()
+
+    def _begin(self) -> subprocess.Popen[bytes]:
+        self._stats.unlink(missing_ok=True)
+        left = self._seconds - self.total["cpu_seconds"]
+        command = [sys.executable, "-m", "fuzz.guided", self._options.corpus, "--seconds", str(left)]
+        command += ["--number", str(self._number)]
+        if self._options.pause_file is not None:
+            command += ["--pause-file", self._options.pause_file]
+        with self._log.open("ab") as log:
+            return subprocess.Popen(command, stdout=log, stderr=log, cwd=ROOT)
+
+    def goes_on(self) -> bool:
+        status = self._process.poll()
+        if status is None:
+            return True
+        if not self._stats.exists():
+            if status:
+                print(f"worker {self._number} ended with status {status}; its log is {self._log}")
+            return False
+        self.total = _sum([self.total, json.loads(self._stats.read_text())])
+        self._stats.unlink()
+        if status == 0 or self.total["cpu_seconds"] >= self._seconds:
+            return False
+        print(f"worker {self._number} was ended with status {status}; its input is in {self._options.corpus}")
+        self._process = self._begin()
+        return True
+
+
+# --- exhaustive --------------------------------------------------------------------------------------------------
+
+
+def _exhaustive(options: argparse.Namespace) -> dict[str, float]:
+    finds, began = options.corpus / "finds", time.time()
+    chosen = [seed for seed in reversed(seeds()) if fnmatch.fnmatchcase(seed.name, options.only)]
+    work = [(seed, options.every, finds, options.pause_file) for seed in chosen]
+    with multiprocessing.Pool(options.jobs) as pool:
+        counts = []
+        for done, (name, count) in enumerate(pool.imap_unordered(_all_changes, work), 1):
+            counts.append(count)
+            print(f"{time.time() - began:7.0f} s  {done}/{len(work)}  {name}: {count}", flush=True)
+    return _sum(counts)
+
+
+def _all_changes(work: tuple[Seed, int, Path, Path | None]) -> tuple[str, dict[str, float]]:
+    seed, every, finds, pause_file = work
+    counts = {"executions": 0.0, "accepted": 0.0, "converted": 0.0, "finds": 0.0, "cpu_seconds": -time.process_time()}
+    with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:
+        for number, data in enumerate(systematic(seed.data, seed.suffix)):
+            if number % every:
+                continue
+            if number % 256 == 0:
+                while pause_file is not None and pause_file.exists():
+                    time.sleep(1)
+            choice = number // _CONVERT_EVERY % CHOICES if number % _CONVERT_EVERY == 0 else None
+            _count(counts, attempt(data[:MAX_BYTES], seed.suffix, Path(folder), choice, finds))
+    counts["cpu_seconds"] += time.process_time()
+    return seed.name, counts
+
+
+def _count(counts: dict[str, float], outcome: object) -> None:
+    counts["executions"] += 1
+    accepted, converted = outcome if isinstance(outcome, tuple) else (False, False)
+    counts["accepted"] += accepted
+    counts["converted"] += converted
+    counts["finds"] += outcome is None
+
+
+def _replay(inputs: Path, finds: Path) -> dict[str, float]:
+    counts = {"executions": 0.0, "accepted": 0.0, "converted": 0.0, "finds": 0.0}
+    folder = Path(tempfile.mkdtemp(prefix="fuzz-"))
+    for path in sorted(inputs.iterdir()):
+        data, suffix, choice = unpacked(path.read_bytes())
+        _count(counts, attempt(data[:MAX_BYTES], suffix, folder, choice, finds))
+    shutil.rmtree(folder)
+    return counts
+
+
+if __name__ == "__main__":
+    sys.exit(main())

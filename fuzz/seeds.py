@@ -1,0 +1,55 @@
+"""What is mutated: every sample, every hard case, every earlier find; and how a file is written as one input."""
+
+from __future__ import annotations
+
+from functools import cache
+from pathlib import Path
+from typing import NamedTuple
+
+from fuzz.body import CHOICES
+from fuzz.fields import SUFFIXES
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDERS = (ROOT / "samples", ROOT / "tests" / "cases" / "files", ROOT / "tests" / "fuzz_finds")
+PREFIX_BYTES = 2
+
+
+class Seed(NamedTuple):
+    """A file to begin with."""
+
+    name: str
+    suffix: str
+    data: bytes
+
+
+@cache
+def seeds(most_bytes: int = 1 << 16) -> tuple[Seed, ...]:
+    """All that are not larger than `most_bytes`, the small ones first; an index of shards too, which no folder has."""
+    found = []
+    for folder in FOLDERS:
+        for path in sorted(folder.iterdir()):
+            suffix = suffix_of(path.name)
+            if suffix is not None and path.is_file() and path.stat().st_size <= most_bytes:
+                found.append(Seed(path.name, suffix, path.read_bytes()))
+    index = (
+        b'{"metadata": {"total_size": 24}, "weight_map": {"w": "w-00001-of-00001.safetensors", "b": "x.safetensors"}}'
+    )
+    found.append(Seed("index", SUFFIXES[-1], index))
+    return tuple(sorted(found, key=lambda seed: (len(seed.data), seed.name)))
+
+
+def suffix_of(name: str) -> str | None:
+    """Which of the suffixes a name ends in."""
+    return next((suffix for suffix in SUFFIXES if name.endswith(suffix)), None)
+
+
+def packed(data: bytes, suffix: str, choice: int | None) -> bytes:
+    """A file as one input of the guided fuzzer: which suffix, which conversion, contents."""
+    return bytes([SUFFIXES.index(suffix), CHOICES if choice is None else choice]) + data
+
+
+def unpacked(one: bytes) -> tuple[bytes, str, int | None]:
+    """Contents, suffix and conversion of an input; a third of all second bytes ask for one."""
+    head = one[:PREFIX_BYTES].ljust(PREFIX_BYTES, b"\0")
+    choice = head[1] % (3 * CHOICES)
+    return one[PREFIX_BYTES:], SUFFIXES[head[0] % len(SUFFIXES)], choice if choice < CHOICES else None
