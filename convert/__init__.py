@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from convert.api import convert_file, load, open, save
     from convert.batch import convert_folder
     from convert.batchrun import BatchReport
+    from convert.checking import check
     from convert.dtypes import DType
     from convert.errors import (
         ConvertError,
@@ -33,6 +34,7 @@ if TYPE_CHECKING:
         UnsupportedError,
         UsageError,
     )
+    from convert.findings import Finding
     from convert.formats import Format
     from convert.limits import Limits
     from convert.policy import Policy
@@ -43,6 +45,7 @@ _HOMES = {
     "api": ("convert_file", "load", "open", "save"),
     "batch": ("convert_folder",),
     "batchrun": ("BatchReport",),
+    "checking": ("check",),
     "dtypes": ("DType",),
     "errors": (
         "ConvertError",
@@ -55,6 +58,7 @@ _HOMES = {
         "UnsupportedError",
         "UsageError",
     ),
+    "findings": ("Finding",),
     "formats": ("Format",),
     "limits": ("Limits",),
     "policy": ("Policy",),
@@ -69,6 +73,7 @@ __all__ = [
     "ConvertError",
     "CorruptError",
     "DType",
+    "Finding",
     "Format",
     "InputError",
     "LimitError",
@@ -82,6 +87,7 @@ __all__ = [
     "UnsupportedError",
     "UsageError",
     "__version__",
+    "check",
     "convert_file",
     "convert_folder",
     "load",

@@ -30,6 +30,7 @@ class Format:
         orders: As a target it can be big-endian, and in Fortran order.
         compresses: As a target it has compression levels.
         aligns: As a target its data can be aligned.
+        checker: Module with `RULES` and `check(file, findings, limits, data)`, or ''; then the reader's word is taken.
     """
 
     name: str
@@ -41,6 +42,7 @@ class Format:
     orders: bool = False
     compresses: bool = False
     aligns: bool = False
+    checker: str = ""
 
     def load_reader(self) -> Any:
         """The reader module.
@@ -62,6 +64,10 @@ class Format:
             raise UsageError(f"{self.name} can only be read", hint="convert formats shows what can be written")
         return importlib.import_module(self.writer)
 
+    def load_checker(self) -> Any:
+        """The checker module, or None."""
+        return importlib.import_module(self.checker) if self.checker else None
+
 
 INDEX_SUFFIX = ".safetensors.index.json"
 
@@ -74,6 +80,7 @@ BUILT_IN: tuple[Format, ...] = (
         "writers.npy",
         "NumPy array, one tensor; as a target also a folder of them",
         orders=True,
+        checker="readers.check_npy",
     ),
     Format(
         "npz",
@@ -85,6 +92,7 @@ BUILT_IN: tuple[Format, ...] = (
         orders=True,
         compresses=True,
         aligns=True,
+        checker="readers.check_npz",
     ),
     Format(
         "safetensors",
@@ -94,6 +102,7 @@ BUILT_IN: tuple[Format, ...] = (
         "writers.safetensors",
         "Hugging Face safetensors",
         aligns=True,
+        checker="readers.check_safetensors",
     ),
     Format(
         "shards",
@@ -102,6 +111,7 @@ BUILT_IN: tuple[Format, ...] = (
         "readers.shards",
         "",
         "index of a safetensors checkpoint in several files; --max-shard-size writes one",
+        checker="readers.check_shards",
     ),
 )
 
@@ -165,6 +175,12 @@ def by_name(name: str) -> Format:
 def is_index(path: str) -> bool:
     """Whether the name is that of an index of shards."""
     return path.lower().endswith(INDEX_SUFFIX)
+
+
+def by_suffix(path: str) -> Format | None:
+    """The format that the suffix of a name speaks for, or None."""
+    suffix = INDEX_SUFFIX if is_index(path) else os.path.splitext(path)[1].lower()
+    return _by_suffix(suffix, BUILT_IN) or _by_suffix(suffix, all_formats())
 
 
 def _by_suffix(suffix: str, rows: Iterable[Format]) -> Format | None:

@@ -36,6 +36,7 @@ THIRD_PARTY: dict[str, set[str]] = {
         "convert.cli.listing",
         "convert.cli.plain",
         "convert.cli.batch",
+        "convert.cli.check",
     },
 }
 LAZY: dict[str, set[str]] = {

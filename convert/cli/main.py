@@ -139,6 +139,17 @@ def _install_batch(argv: list[str]) -> None:
         app.command("batch", cls=_Main)(batch.command())
 
 
+def _install_check(argv: list[str]) -> None:
+    """Likewise."""
+    if "check" in {command.name for command in app.registered_commands}:
+        return
+    if not argv or argv[0] in ("check", *_GROUP_OPTIONS[:2]) or any(name.endswith("_COMPLETE") for name in os.environ):
+        from convert.cli import check
+        from convert.cli.limits import with_limits
+
+        app.command("check")(with_limits(check.check))
+
+
 def _terminated(_: int, __: FrameType | None) -> None:
     raise KeyboardInterrupt
 
@@ -157,6 +168,7 @@ def run(argv: list[str]) -> int:
     gc.disable()  # a conversion makes no cycles worth looking for among its many small objects
     _install()
     _install_batch(argv)
+    _install_check(argv)
     if hasattr(signal, "SIGTERM") and os.name != "nt":
         signal.signal(signal.SIGTERM, _terminated)  # what is half done is cleaned up as after Ctrl-C
     for stream in (sys.stdout, sys.stderr):
