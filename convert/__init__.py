@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from convert.limits import Limits
     from convert.policy import Policy
     from convert.report import Report
+    from convert.statistics import Stats, stats
     from convert.tensor import Checkpoint, Tensor
 
 _HOMES = {
@@ -63,6 +64,7 @@ _HOMES = {
     "limits": ("Limits",),
     "policy": ("Policy",),
     "report": ("Report",),
+    "statistics": ("Stats", "stats"),
     "tensor": ("Checkpoint", "Tensor"),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
@@ -82,6 +84,7 @@ __all__ = [
     "Policy",
     "PolicyError",
     "Report",
+    "Stats",
     "TargetExistsError",
     "Tensor",
     "UnsupportedError",
@@ -93,6 +96,7 @@ __all__ = [
     "load",
     "open",
     "save",
+    "stats",
 ]
 
 

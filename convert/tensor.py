@@ -48,7 +48,10 @@ class Extent:
 
 
 class Stream(Protocol):
-    """Stored bytes that come only from first to last, such as those of a compressed member."""
+    """Stored bytes that come only from first to last, such as those of a compressed member.
+
+    One that unpacks them may have the attributes `compression`, a word for how, and `packed_nbytes`.
+    """
 
     nbytes: int
     path: str
@@ -182,6 +185,16 @@ class Tensor:
         """The file it comes from."""
         return path_of(self.data)
 
+    @property
+    def compression(self) -> str | None:
+        """How its stored bytes are compressed, 'deflate' for one; None if they are not."""
+        return getattr(self.data, "compression", None)
+
+    @property
+    def packed_nbytes(self) -> int:
+        """What it takes in its file, compressed where it is."""
+        return getattr(self.data, "packed_nbytes", self.data.nbytes)
+
     def chunks(self, chunk_bytes: int = 1 << 20) -> Iterator[memoryview]:
         """Little-endian, row-major bytes in order, about `chunk_bytes` at a time.
 
@@ -225,6 +238,7 @@ class Checkpoint(Mapping[str, Tensor]):
         metadata: Free text the file carries beside its tensors.
         notes: What a user may want to know about the file, such as a suffix that does not fit.
         files: What must be closed, and must not have changed while it was read.
+        version: What the file says of the version of its format, 'npy 1.0' for one; empty where it says nothing.
     """
 
     path: str
@@ -233,6 +247,7 @@ class Checkpoint(Mapping[str, Tensor]):
     metadata: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     files: list[Any] = field(default_factory=list)
+    version: str = ""
 
     def __post_init__(self) -> None:
         self._by_name: dict[str, Tensor] | None = None

@@ -86,6 +86,16 @@ class Compressed:
         self._method = method
         self._skip = skip
 
+    @property
+    def compression(self) -> str:
+        """Name of the method."""
+        return self._method.name
+
+    @property
+    def packed_nbytes(self) -> int:
+        """Bytes of the compressed stream."""
+        return self._packed_size
+
     def start(self, count: int) -> bytes:
         """The member's first bytes, `skip` included; fewer than `count` only if it is shorter."""
         count = min(count, self._size)
