@@ -2,6 +2,7 @@
 
 python -m fuzz --minutes N       coverage-guided, N minutes of CPU on each of --jobs workers (pip install '.[fuzz]')
 python -m fuzz --exhaustive      every prefix, bit flip and field change of every sample, case and find
+python -m fuzz --differential N  N random changes of each file, judged by us and by numpy and safetensors
 python -m fuzz --replay FOLDER   each input of a corpus once, for coverage: coverage run -m fuzz --replay FOLDER
 
 Broken promises are stored in CORPUS/finds, the smallest file of each kind; the exit status is 1 if there are any.
@@ -36,6 +37,7 @@ def main(argv: list[str] | None = None) -> int:
     what = parser.add_mutually_exclusive_group(required=True)
     what.add_argument("--minutes", type=float, help="CPU minutes of each worker")
     what.add_argument("--exhaustive", action="store_true", help="all systematic changes")
+    what.add_argument("--differential", type=int, help="changes of each file")
     what.add_argument("--replay", type=Path, help="run a corpus once")
     parser.add_argument("--corpus", type=Path, default=ROOT / "build" / "fuzz", help="where inputs and finds are kept")
     parser.add_argument("--jobs", type=int, default=multiprocessing.cpu_count(), help="processes")
@@ -43,6 +45,8 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--only", default="*", help="with --exhaustive: files whose names match a glob")
     parser.add_argument("--pause-file", type=Path, help="wait while this file exists")
     options = parser.parse_args(argv)
+    if options.differential is not None:
+        return _differential(options.differential)
     options.corpus.mkdir(parents=True, exist_ok=True)
     if options.replay is not None:
         counts = _replay(options.replay, options.corpus / "finds")
@@ -152,6 +156,16 @@ def _count(counts: dict[str, float], outcome: object) -> None:
     counts["accepted"] += accepted
     counts["converted"] += converted
     counts["finds"] += outcome is None
+
+
+def _differential(changes: int) -> int:
+    """Print each class of disagreement, how often it came, and a file; 1 if any is not in docs/strictness.md."""
+    from fuzz.differ import all_disagreements, listed
+
+    known, found = listed(), all_disagreements(changes)
+    for one, (count, seed, number) in sorted(found.items()):
+        print(f"{'' if one in known else 'NOT LISTED '}{count} {' | '.join(one)} (change {number} of {seed})")
+    return 0 if found.keys() <= known else 1
 
 
 def _replay(inputs: Path, finds: Path) -> dict[str, float]:

@@ -29,6 +29,7 @@ _ALIGNMENT = 8
 _LENGTH_BYTES = 8
 _PARTS = 1024
 _MAX_HEADER_BYTES = 100_000_000
+_LARGEST_COUNT = (1 << 64) - 1
 _RANK = {dtype.name: rank for rank, dtype in enumerate(reversed(CANONICAL))}
 
 
@@ -41,7 +42,7 @@ def remembers(metadata: Mapping[str, str], encoded: bool) -> bool:
 
 
 def check(plan: Plan) -> list[ConvertError]:
-    """The reserved name, and sub-byte tensors that end within a byte."""
+    """The reserved name, sub-byte tensors that end within a byte, and empty ones of impossible shapes."""
     problems: list[ConvertError] = []
     for tensor in plan.tensors:
         if tensor.dtype.kind == "subbyte" and tensor.count * tensor.dtype.bits % 8:
@@ -51,6 +52,15 @@ def check(plan: Plan) -> list[ConvertError]:
                     path=tensor.path,
                     tensor=tensor.name,
                     hint="pad its last axis",
+                )
+            )
+        if not _countable(tensor.shape):
+            problems.append(
+                PolicyError(
+                    "the sizes of its shape multiply to more than 2**64 - 1 before a zero, which no reader takes",
+                    path=tensor.path,
+                    tensor=tensor.name,
+                    hint="it is empty; --exclude leaves it out",
                 )
             )
         if tensor.name == "__metadata__":
@@ -63,6 +73,16 @@ def check(plan: Plan) -> list[ConvertError]:
                 )
             )
     return problems
+
+
+def _countable(shape: tuple[int, ...]) -> bool:
+    """Whether readers that multiply size by size in 64 bits, as the reference library does, get to the end."""
+    count = 1
+    for size in shape:
+        count *= size
+        if count > _LARGEST_COUNT:
+            return False
+    return True
 
 
 def write(plan: Plan, settings: Settings) -> OutputFile:
