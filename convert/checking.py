@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from itertools import islice
 from typing import Any
 
 from convert import api, formats
 from convert.errors import ConvertError, InputError, LimitError, UsageError
 from convert.files import SourceFile
-from convert.findings import LIMITS, Finding, Findings, Rule, apart
+from convert.findings import LIMITS, MAX_PER_RULE, Finding, Findings, Rule, apart
 from convert.formats import Format
 from convert.limits import DEFAULT, Limits
 from convert.tensor import Tensor
@@ -86,38 +87,39 @@ def check_file(path: str, *, format: str | None, data: bool, limits: Limits) -> 
     file = SourceFile(path)
     findings = Findings(path)
     try:
-        row = formats.by_name(format) if format is not None else _detected(file, findings)
+        row, refusal = (formats.by_name(format), None) if format is not None else _detected(file, findings)
         if row is not None:
             _check_as(row, file, findings, data, limits)
+        if refusal is not None and not findings.errors:
+            findings.refused(KNOWN, refusal, offset=0)
     finally:
         file.close()
     return findings.listed()
 
 
-def _detected(file: Any, findings: Findings) -> Format | None:
-    """The format by content; by suffix if the content is damaged rather than another's."""
+def _detected(file: Any, findings: Findings) -> tuple[Format | None, InputError | None]:
+    """The format by content, or by suffix if the content is damaged rather than another's; and why it is not known."""
     if file.size == 0:
         findings.add(EMPTY, "the file is empty", offset=0, hint="save, copy or download it again")
-        return None
+        return None, None
     start = file.read(0, min(formats.SNIFF_BYTES, file.size))
     try:
         row, note = formats.detect(file.path, start, file.size)
     except InputError as err:
         named = formats.by_suffix(file.path)
         if named is not None and named.checker and err.message.startswith(f"is no {named.name} file"):
-            return named
-        findings.refused(KNOWN, err, offset=0)
-        return None
+            return named, err
+        return None, err
     if note:
         named = formats.by_suffix(file.path)
         said = f"not {named.name} as its suffix says" if named is not None else "not by its suffix"
         findings.add(SUFFIX, f"is {row.name} by its content, {said}", offset=0)
-    return row
+    return row, None
 
 
 def _check_as(row: Format, file: Any, findings: Findings, data: bool, limits: Limits) -> None:
     checker = row.load_checker()
-    refusals = list(_refusals(row, file.path, limits, data and checker is None))
+    refusals = list(islice(_refusals(row, file.path, limits, data and checker is None), MAX_PER_RULE))
     if checker is not None:
         # What exceeds a limit is not read any further than its headers.
         checker.check(file, findings, limits, data and not any(isinstance(err, LimitError) for err in refusals))
@@ -135,14 +137,20 @@ def _refusals(row: Format, path: str, limits: Limits, data: bool) -> Iterator[Co
     except UsageError:
         raise
     except ConvertError as err:
-        yield from err.problems
+        yield from [_bare(problem) for problem in err.problems]
         return
     with checkpoint:
         for tensor in checkpoint.tensors:
             try:
                 _read(tensor, data)
             except ConvertError as err:
-                yield err.at(path, tensor.name)
+                yield _bare(err.at(path, tensor.name))
+
+
+def _bare(err: ConvertError) -> ConvertError:
+    """Without its traceback, which would keep in memory all that the reader had at hand."""
+    err.__cause__ = err.__context__ = None
+    return err.with_traceback(None)
 
 
 def _read(tensor: Tensor, data: bool) -> None:

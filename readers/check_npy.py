@@ -134,24 +134,42 @@ def check_header(
         findings.add(WHOLE, "the header is cut short", expected=expected, found=f"{size}", **part.at(size))
         return 0, None
     before = findings.errors
-    text = _Text(read(head_bytes)[8 + width :], 8 + width, findings, part)
+    body = read(head_bytes)[8 + width :]
+    header = _as_numpy_writes(body)
+    if header is not None:
+        _check_aligned(head_bytes, findings, part)
+        return head_bytes, header
+    text = _Text(body, 8 + width, findings, part)
     text.check(utf8=start[6] == 3)
     if findings.errors > before:
         return head_bytes, None
-    header: npy.Header | None = None
     with findings.catching(DESCR, unsupported=TYPE, limit=LIMITS, **text.place_of("descr")):
         header = npy.read_header(read, size, limits)[1]
         text.check_spelling()
         if header.dtype is dtypes.OBJECT:
             findings.add(PICKLED, "an array of Python objects, a pickle", **part.at(head_bytes))
-        if head_bytes % 64:
-            where = part.at(head_bytes)
-            findings.add(
-                ALIGNED, "the data is not aligned", expected="a multiple of 64", found=f"{head_bytes}", **where
-            )
+        _check_aligned(head_bytes, findings, part)
     return head_bytes, header
 
 
+def _as_numpy_writes(body: bytes) -> npy.Header | None:
+    """The header if it is just what numpy writes for a simple type: a short cut for archives of very many members."""
+    if (
+        len(body) > 512
+        or not body.startswith(_START)
+        or not _is_numpys(body[11 : body.find(b"'", 11)].decode("latin-1"))
+    ):
+        return None
+    return npy.parse_common(body)
+
+
+def _check_aligned(head_bytes: int, findings: Findings, part: Part) -> None:
+    if head_bytes % 64:
+        where = part.at(head_bytes)
+        findings.add(ALIGNED, "the data is not aligned", expected="a multiple of 64", found=f"{head_bytes}", **where)
+
+
+_START = b"{'descr': '"
 _KEYS = ("descr", "fortran_order", "shape")
 
 

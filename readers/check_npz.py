@@ -7,8 +7,10 @@ being inflated over and over.
 
 from __future__ import annotations
 
+import array
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, NamedTuple
 
 from convert.codec import crc32
@@ -19,7 +21,7 @@ from convert.limits import Limits
 from convert.memory import load_metadata
 from convert.tensor import Extent
 from convert.transfer import stored_chunks
-from readers import check_npy, check_zip, npy, npz
+from readers import check_local, check_npy, check_zip, npy, npz
 from readers.check_zip import COMMENT, Listing
 from readers.inflate import METHODS, Compressed, method_name
 from readers.zipdir import Entry
@@ -29,27 +31,12 @@ MEMBER = Rule(
     "Each member that is meant to be an array is a valid npy file.",
     "Its name ends in .npy, or it begins as one does. The rules NPY-... told beside this one say what is wrong.",
 )
-LOCAL = Rule(
-    "NPZ-010",
-    "A member's local header is where the directory says.",
-    "Bytes before it were put in, taken out or damaged.",
-)
-AGREE = Rule(
-    "NPZ-011",
-    "Local header and directory agree on a member's name, method, sizes and checksum.",
-    "Where they differ, different programs read different data. The file is damaged, or made to deceive.",
-)
 OVERLAP = Rule(
     "NPZ-012",
     "Members share no bytes with each other nor with the directory.",
     "Sharing is how small archives inflate to terabytes. Data of such members is not read.",
 )
 UNIQUE = Rule("NPZ-013", "Each name is there once.", "Unpack the archive, rename one, and pack it again.")
-PLAIN = Rule(
-    "NPZ-014",
-    "A member is a plain file: not encrypted, no patch, no symlink.",
-    "Unpack the archive with its password, or pack the file that the link points to.",
-)
 METHOD = Rule(
     "NPZ-015",
     "A member is stored, or compressed by deflate, bzip2 or lzma.",
@@ -96,9 +83,12 @@ UNUSUAL = Rule(
     "np.savez writes no other methods; bzip2 and lzma are read here and by np.load, and not by MLX and others.",
 )
 RULES = (
-    *check_zip.RULES, MEMBER, LOCAL, AGREE, OVERLAP, UNIQUE, PLAIN, METHOD, STORED, STREAM, CRC, ARRAYS, BLOB, GAP,
+    *check_zip.RULES, *check_local.RULES, MEMBER, OVERLAP, UNIQUE, METHOD, STORED, STREAM, CRC, ARRAYS, BLOB, GAP,
     UNSAFE, SUFFIX, ALIKE, UNUSUAL,
 )  # fmt: skip
+
+
+_FOLDER = -2
 
 
 class _Span(NamedTuple):
@@ -133,79 +123,52 @@ class _Names:
 def check(file: SourceFile, findings: Findings, limits: Limits, data: bool) -> None:
     """Add what is wrong with an archive; `data` tells whether the members are read to their end."""
     found = check_zip.listing(file, findings, limits)
-    members: list[_Member] = []
+    begins = array.array("q")
     spans: list[_Span] = []
     names = _Names()
-    for entry in found.entries:
+    for entry in found.entries(findings):
         is_folder = entry.name.endswith("/") and entry.size == 0
-        begin = _folder_end(file, entry) if is_folder else _check_local(file, entry, found, findings)
+        begin = _folder_end(file, entry) if is_folder else _begin(file, entry, found, findings)
         claimed = entry.offset + 30 + len(entry.raw_name) + entry.packed_size
         end = claimed if begin is None or is_folder else begin + entry.packed_size
         streamed = bool(entry.flags & 8)
         spans.append(_Span(entry.offset, min(max(claimed, end), file.size), begin if is_folder else end, streamed))
-        if is_folder:
-            continue
-        if begin is None:
+        begins.append(_FOLDER if is_folder else -1 if begin is None else begin)
+    shared = _check_spans(file, spans, found, findings)
+    for entry, begin in zip(found.entries(Findings(file.path)), begins, strict=True):
+        if begin >= 0:
+            whole = begin + entry.packed_size <= found.end and entry.offset not in shared
+            _check_member(file, _Member(entry, begin), names, findings, limits, data and whole)
+        elif begin != _FOLDER:
             _check_name(entry, entry.name.removesuffix(".npy"), names, findings)
             names.arrays += 1  # or not; nobody can tell
-        else:
-            members.append(_Member(entry, begin))
-    shared = _check_spans(file, spans, found, findings)
-    for member in members:
-        whole = member.begin + member.entry.packed_size <= found.end and member.entry.offset not in shared
-        _check_member(file, member, names, findings, limits, data and whole)
     if names.blobs and not names.arrays:
         what = (
             "a PyTorch checkpoint, not an npz; it contains a pickle" if names.torch else "a zip archive without arrays"
         )
         findings.add(ARRAYS, what, found=f"{names.blobs} other members")
-    _check_comment(file, findings)
+    _check_comment(file, found.comment, findings)
 
 
-def _check_comment(file: SourceFile, findings: Findings) -> None:
-    if findings.errors:
-        return
-    from readers.zipdir import _find_end
-
-    comment = _find_end(file).comment
+def _check_comment(file: SourceFile, comment: bytes, findings: Findings) -> None:
     if comment and load_metadata(comment) is None:
         where = file.size - len(comment)
         findings.add(COMMENT, f"a comment of {len(comment)} bytes", found=repr(comment[:40]), offset=where)
 
 
-def _check_local(file: SourceFile, entry: Entry, found: Listing, findings: Findings) -> int | None:
+def _begin(file: SourceFile, entry: Entry, found: Listing, findings: Findings) -> int | None:
     """Where the member's bytes begin, or None if its local header is not to be relied on."""
-    where: dict[str, Any] = {"tensor": entry.name, "offset": entry.offset}
-    room = 30 + len(entry.raw_name) + 20 + npy.PROBE_BYTES
-    start = file.read(entry.offset, min(room, file.size - entry.offset)) if entry.offset < file.size else b""
-    if len(start) < 30 or start[:4] != b"PK\x03\x04":
-        findings.add(LOCAL, "no local header", expected=repr(b"PK\x03\x04"), found=repr(start[:4]), **where)
+    begin = check_local.begin_of(file, entry, findings)
+    if begin is None:
         return None
-    name_bytes = int.from_bytes(start[26:28], "little")
-    begin = entry.offset + 30 + name_bytes + int.from_bytes(start[28:30], "little")
-    name = start[30 : 30 + name_bytes]
-    if name != entry.raw_name:
-        message = "local and central names differ"
-        findings.add(AGREE, message, expected=repr(entry.raw_name), found=repr(name[:200]), **where)
-    flags = int.from_bytes(start[6:8], "little")
-    for bits, what in ((0x2041, "the member is encrypted"), (0x20, "the member is a patch to another file")):
-        if (flags | entry.flags) & bits:
-            findings.add(PLAIN, what, **where)
-    method = int.from_bytes(start[8:10], "little")
-    if method != entry.method:
-        message = "local and central compression methods differ"
-        findings.add(AGREE, message, expected=f"{entry.method}", found=f"{method}", **where)
-    with findings.catching(AGREE, **where):
-        npz._check_local_sizes(start, entry, flags)
-    if entry.is_symlink:
-        findings.add(PLAIN, "the member is a symlink entry, not an array", **where)
+    where: dict[str, Any] = {"tensor": entry.name, "offset": entry.offset}
     end = begin + entry.packed_size
     if end > found.end and found.from_directory:
         message = "the member reaches into the directory"
         findings.add(OVERLAP, message, expected=f"an end by byte {found.end}", found=f"{end}", **where)
     elif end > found.end:
         findings.add(STREAM, "the member is cut short", expected=f"{end} bytes", found=f"{file.size}", **where)
-    return begin if name == entry.raw_name and begin <= file.size else None
+    return begin if begin <= file.size else None
 
 
 def _folder_end(file: SourceFile, entry: Entry) -> int | None:
@@ -306,10 +269,11 @@ def _check_content(file: SourceFile, member: _Member, findings: Findings, limits
     read: Callable[[int], bytes]
     if method is None:
         part = Part(entry.name, begin)
-        read = lambda count: file.read(begin, min(count, entry.size))  # noqa: E731
+        read = partial(file.read, begin)
     else:
         part = Part(entry.name, 0, inside=True)
         read = Compressed(file, begin, entry, method, 0).start
+    read = partial(npz._first, read(min(npy.PROBE_BYTES, entry.size)), entry.size, read)
     head_bytes, header = 0, None
     base = entry.name.rpartition("/")[2]
     is_array = read(6) == npy.MAGIC

@@ -142,7 +142,7 @@ def check(file: SourceFile, findings: Findings, limits: Limits, data: bool) -> F
     _check_ranges(file, placed, complete, data_begin, findings)
     if data:
         _check_booleans(file, placed, data_begin, findings)
-    kept = metadata if isinstance(metadata, dict) else {}
+    kept = {key: text for key, text in metadata.items() if isinstance(text, str)} if isinstance(metadata, dict) else {}
     return Found(set(header), kept, sum(one.end - one.begin for one in placed))
 
 
@@ -178,7 +178,9 @@ def _header_text(file: SourceFile, findings: Findings, limits: Limits) -> str | 
 
 
 def _parsed(text: str, findings: Findings, limits: Limits) -> dict[str, Any] | None:
-    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any] | _Usual:
+        if len(pairs) == 3 and tuple(key for key, _ in pairs) == _Usual._fields:
+            return _Usual(*(value for _, value in pairs))
         found = dict(pairs)
         if len(found) != len(pairs):
             seen: set[str] = set()
@@ -189,7 +191,7 @@ def _parsed(text: str, findings: Findings, limits: Limits) -> dict[str, Any] | N
         return found
 
     try:
-        header: dict[str, Any] = parse_json(text, "the header", limits, unique)
+        header: dict[str, Any] | _Usual = parse_json(text, "the header", limits, unique)
     except LimitError as err:
         findings.refused(LIMITS, err, offset=8)
         return None
@@ -200,11 +202,26 @@ def _parsed(text: str, findings: Findings, limits: Limits) -> dict[str, Any] | N
         findings.add(JSON, message, found=repr(text[err.pos :][:20]) if isinstance(err, json.JSONDecodeError) else None,
                      offset=at)  # fmt: skip
         return None
-    return header
+    return _plain(header)  # type: ignore[no-any-return]
+
+
+class _Usual(NamedTuple):
+    """An entry with the usual fields in the usual order; takes far less memory than the dictionary."""
+
+    dtype: Any
+    shape: Any
+    data_offsets: Any
+
+
+def _plain(value: Any) -> Any:
+    """The value without that economy, which is for what is an entry only."""
+    if isinstance(value, _Usual):
+        return {key: _plain(item) for key, item in zip(_Usual._fields, value, strict=True)}
+    return value
 
 
 def _check_metadata(metadata: object, findings: Findings) -> None:
-    name = "__metadata__"
+    name, metadata = "__metadata__", _plain(metadata)
     if metadata is None:
         findings.add(NULL, "__metadata__ is null", tensor=name)
         return
@@ -221,6 +238,7 @@ def _check_metadata(metadata: object, findings: Findings) -> None:
 
 def _check_entry(name: str, entry: object, findings: Findings, limits: Limits) -> Placed | None:
     """Where the tensor is, if its range can be told, whatever else is wrong with it."""
+    entry = _plain(entry)
     if not isinstance(entry, dict):
         findings.add(ENTRY, "the entry is no object", found=_shown(entry), tensor=name)
         return None
@@ -368,5 +386,5 @@ def _lone_surrogate(text: str) -> bool:
 
 
 def _shown(value: object) -> str:
-    text = json.dumps(value, ensure_ascii=True)
+    text = json.dumps(_plain(value), ensure_ascii=True)
     return text if len(text) <= 60 else text[:57] + "..."

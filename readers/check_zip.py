@@ -7,11 +7,12 @@ check can go on behind a damaged one.
 from __future__ import annotations
 
 import stat
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import islice
 from typing import Any, NamedTuple
 
-from convert.errors import CorruptError, UnsupportedError
+from convert.errors import CorruptError, InputError, UnsupportedError
 from convert.files import SourceFile
 from convert.findings import LIMITS, Findings, Rule
 from convert.limits import Limits
@@ -65,11 +66,15 @@ _CENTRAL_SIGNATURE, _LOCAL_SIGNATURE, _END_SIGNATURE = b"PK\x01\x02", b"PK\x03\x
 
 
 class Listing(NamedTuple):
-    """The members, one at a time, where they must end, and whether it is from the directory that they are known."""
+    """The members, where they must end, and whether it is from the directory that they are known.
 
-    entries: Iterator[Entry]
+    `entries` makes them one at a time, as often as it is called, and adds what is wrong with the directory.
+    """
+
+    entries: Callable[[Findings], Iterator[Entry]]
     end: int
     from_directory: bool
+    comment: bytes = b""
 
 
 def listing(file: SourceFile, findings: Findings, limits: Limits) -> Listing:
@@ -81,12 +86,12 @@ def listing(file: SourceFile, findings: Findings, limits: Limits) -> Listing:
             found = f"local headers of {len(entries)} members"
             message = "truncated archive: no end record, and so no directory"
             findings.add(DIRECTORY, message, found=found, offset=file.size)
-        return Listing(iter(entries), file.size, False)
+        return Listing(lambda _: iter(entries), file.size, False)
     if end.size > limits.directory_bytes:
         expected = f"at most {limits.directory_bytes} bytes"
         findings.add(LIMITS, "the directory is too long", expected=expected, found=f"{end.size}", offset=end.begin)
-        return Listing(iter(()), end.begin, True)
-    return Listing(_entries(file.read(end.begin, end.size), end, findings), end.begin, True)
+        return Listing(lambda _: iter(()), end.begin, True)
+    return Listing(partial(_entries, file.read(end.begin, end.size), end), end.begin, True, end.comment)
 
 
 def _find_end(file: SourceFile, findings: Findings) -> zipdir._End | None:
@@ -135,7 +140,13 @@ def _entries(data: bytes, end: zipdir._End, findings: Findings) -> Iterator[Entr
             if at < 0:
                 break
             continue
-        entry, at = _entry(data, at, end.begin, findings)
+        entry: Entry | None
+        try:
+            entry, at = zipdir._entry(data, at, end.begin)
+        except InputError:
+            entry, at = _entry(data, at, end.begin, findings)
+        else:
+            _check_code_page(entry, findings)
         count += 1
         if entry is not None:
             yield entry
@@ -143,6 +154,14 @@ def _entries(data: bytes, end: zipdir._End, findings: Findings) -> Iterator[Entr
         message = "another number of members than the end record says"
         where = end.begin + len(data)
         findings.add(ENTRIES, message, expected=f"{end.members}", found=f"{count}", offset=where)
+
+
+def _check_code_page(entry: Entry, findings: Findings) -> None:
+    raw = entry.raw_name
+    if raw.isascii() or entry.flags & 0x800 or entry.name != raw.decode("cp437"):
+        return
+    message = "the member name is not flagged UTF-8"
+    findings.add(CODE_PAGE, message, found=repr(raw[:60]), tensor=entry.name, offset=entry.offset)
 
 
 def _entry(data: bytes, at: int, begin: int, findings: Findings) -> tuple[Entry | None, int]:
@@ -172,8 +191,6 @@ def _entry(data: bytes, at: int, begin: int, findings: Findings) -> tuple[Entry 
         if zipdir._is_unicode_path(unicode_path, raw) and not flags & 0x800:
             with findings.catching(NAMES, **where):
                 name = zipdir._utf8(unicode_path[5:])
-        elif not raw.isascii() and not flags & 0x800:
-            findings.add(CODE_PAGE, "the member name is not flagged UTF-8", found=repr(raw[:60]), **where)
     if disk:
         findings.add(SPLIT, "the member is in another file", found=f"disk {disk}", **where)
     if "\0" in name:
@@ -201,8 +218,10 @@ def _local_entries(file: SourceFile) -> Iterator[Entry]:
 
 def _find(file: SourceFile, signature: bytes, at: int) -> int:
     """Where the next signature is, from `at` on, or -1."""
+    room = 64
     while at < file.size:
-        window = file.read(at, min(_WINDOW_BYTES, file.size - at))
+        window = file.read(at, min(room, file.size - at))
+        room = min(2 * room, _WINDOW_BYTES)
         found = window.find(signature)
         if found >= 0:
             return at + found

@@ -447,6 +447,77 @@ def test_any_index_agrees(tmp_path_factory: pytest.TempPathFactory, index: dict[
         file.unlink()
 
 
+CONTENTS = (
+    ARRAY, ARRAY, ARRAY[:-1], ARRAY + b"\0", b"", b"text", b"\x93NUMPY", objects(1), objects(Runs()), bytes(70_000),
+    npy(array_header("'<V2'"), EIGHT[:4]), npy_bytes(np.zeros(20_000)),
+)  # fmt: skip
+NAMES = (
+    "w.npy",
+    "v.npy",
+    "w",
+    "W.npy",
+    "d/",
+    "d/x.npy",
+    "._w.npy",
+    "data.pkl",
+    b"\x82.npy",
+    b"\xc3\xa9.npy",
+    "a\0.npy",
+)
+FALSE: dict[str, tuple[Any, ...]] = {
+    "flags": (0, 1, 8, 0x20, 0x800, 0x2000),
+    "method": (0, 8, 9, 12, 14),
+    "crc": (0, 1),
+    "packed": (0, 1, 136, 137, 0xFFFFFFFF, 500),
+    "size": (0, 1, 136, 137, 0xFFFFFFFF, 500),
+    "raw": (b"", b"w.npy", b"\xff.npy"),
+    "offset": (0, 1, 30, 171, 300, 0xFFFFFFFF),
+    "disk": (0, 1, 0xFFFF),
+    "attributes": (0, 0o120777 << 16),
+    "system": (0, 3),
+    "comment": (b"", b"{}", b"PK\x05\x06" + bytes(18)),
+}
+
+
+def any_archive(rng: random.Random) -> bytes:
+    """A few members, some of which are lies."""
+    archive = Zip()
+    packers: tuple[tuple[int, Callable[[bytes], bytes]], ...] = ((0, bytes), (8, deflated), (12, bz2.compress))
+    for _ in range(rng.randint(0, 3)):
+        data = rng.choice(CONTENTS)
+        method, pack = rng.choice(packers)
+        there, here = (
+            {name: rng.choice(values) for name, values in FALSE.items() if rng.random() < chance}
+            for chance in (0.06, 0.03)
+        )
+        facts: dict[str, Any] = {"method": method, "packed": pack(data)} | {
+            f: there.pop(f) for f in ("method",) if f in there
+        }
+        if "packed" in there:
+            here["packed"] = there.pop("packed")
+        archive.add(rng.choice(NAMES), data, local=here, written=rng.random() < 0.97, **facts, **there)
+        if rng.random() < 0.05:
+            archive.gap(rng.choice([b"\0", bytes(16), b"PK\x03\x04" + bytes(40)]))
+    lies: dict[str, Any] = {"count": (None, 1, 2), "disk": (0, 1), "shift": (0, 1, 4), "comment": (b"", b"note")}
+    end = archive.end(**{name: rng.choice(values) for name, values in lies.items() if rng.random() < 0.05})
+    return end + (b"" if rng.random() < 0.97 else b"\0")
+
+
+@pytest.mark.parametrize("batch", range(4))
+def test_any_archive_agrees(batch: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Archives put together from true and false parts."""
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "w.npz"
+    for seed in range(batch * 250, (batch + 1) * 250):
+        path.write_bytes(any_archive(random.Random(seed)))
+        try:
+            agree(path)
+        except BaseException as err:
+            err.add_note(f"seed {seed}")
+            raise
+    assert not Path(MARKER).exists()
+
+
 # --- everything is told, with its place --------------------------------------------------------------------------
 
 
@@ -469,6 +540,18 @@ def test_all_damaged_members_are_told(tmp_path: Path) -> None:
     assert (short.tensor, short.inside) == ("d.npy", False)
     assert short.offset is not None
     assert archive[short.offset - 7 : short.offset] == ARRAY[128:-1]
+
+
+@pytest.mark.parametrize(
+    "local",
+    [{"raw": b"v.npy"}, {"method": 8}, {"crc": 1}, {"packed": 1}, {"size": 1}, {"flags": 0x800}],
+    ids=lambda local: next(iter(local)),
+)
+def test_whatever_two_headers_disagree_on_is_told(tmp_path: Path, local: dict[str, Any]) -> None:
+    """Name, method, checksum, both sizes, and whether the name is UTF-8."""
+    name = "é.npy".encode() if "flags" in local else b"w.npy"
+    found = agree(laid_out({"a.npz": one(name, local=local)}, tmp_path))
+    assert errors(found) == {"NPZ-011"}
 
 
 def test_places_in_an_inflated_member_are_told_apart(tmp_path: Path) -> None:
@@ -558,6 +641,8 @@ def test_the_start_may_be_lost(tmp_path: Path) -> None:
     assert [(finding.rule, finding.tensor) for finding in found] == [("NPZ-010", "a.npy"), ("NPZ-018", "b.npy")]
     assert ids(convert.check(laid_out({"b.npz": b"\x1f\x8b" + archive}, tmp_path))) == {"FILE-002"}
     assert ids(convert.check(laid_out({"c": archive}, tmp_path))) == {"FILE-002"}
+    nothing_else = Zip().add("d/", b"", written=False).end()
+    assert ids(agree(laid_out({"d.npz": nothing_else}, tmp_path))) == {"FILE-002"}
     assert only(convert.check(tmp_path / "c", format="npz"), "NPZ-018")
 
 
@@ -805,9 +890,10 @@ def test_rules_are_listed_and_explained(call: Call) -> None:
     status, out, _ = call("--explain", "npz-001")
     assert status == 0
     assert "central directory" in out
-    status, _, err = call("--explain", "NPZ-999")
+    status, _, err = call("--explain", "npz-2")
     assert status == 2
-    assert "convert check --rules" in err
+    assert "did you mean NPZ-002?" in err
+    assert "convert check --rules" in call("--explain", "xyz")[2]
     assert call()[0] == 2
 
 

@@ -38,48 +38,68 @@ def check(
         return _show_rules(explain, json)
     if not files:
         raise UsageError("no file was given", hint="convert check FILE..., or convert check --rules")
-    from convert.checking import check_file, files_of
-    from convert.cli.job import error_object, write_json
     from convert.cli.limits import take_limits
 
-    limits = take_limits(options)
-    counts: Counter[str] = Counter()
-    problems: list[ConvertError] = []
-    shown: list[dict[str, Any]] = []
-    told: set[Finding] = set()
+    settings = {"format": source_format or None, "data": not headers, "limits": take_limits(options)}
+    run = _Run(json)
     for given in files:
+        run.check(given, **settings)
+    return run.finish(strict)
+
+
+class _Run:
+    """What was found so far. As text it is written at once, as JSON at the end."""
+
+    def __init__(self, json: bool) -> None:
+        self._json = json
+        self._shown: list[dict[str, Any]] = []
+        self._counts: Counter[str] = Counter()
+        self._problems: list[ConvertError] = []
+        self._told: set[Finding] = set()
+
+    def check(self, given: str, **settings: Any) -> None:
+        """A file, or those of a folder; one that cannot be opened stops no other."""
+        from convert.checking import check_file, files_of
+        from convert.cli.job import error_object
+
         try:
             for path in files_of(given):
-                found = check_file(path, format=source_format or None, data=not headers, limits=limits)
-                found = [finding for finding in found if finding not in told]
-                told.update(found)
-                for finding in found:
-                    counts[finding.severity] += 1 + finding.more
-                counts["file"] += 1
-                if json:
-                    shown.append({"path": path, "findings": [_object(finding) for finding in found]})
-                else:
-                    _write(path, found)
+                self._add(path, check_file(path, **settings))
         except UsageError:
             raise
         except ConvertError as err:
-            problems.append(err)
-            if json:
-                shown.append({"path": given, **error_object(err)})
-    if json:
-        clean = not (counts["error"] or problems or (strict and counts["warning"]))
-        totals = {
-            "files_checked": counts["file"],
-            "errors": counts["error"],
-            "warnings": counts["warning"],
-            "clean": clean,
-        }
-        write_json({"files": shown, **totals}, indent=2)
-    elif counts["file"]:
-        _write_totals(counts)
-    if problems:
-        raise gather(problems)
-    return _UNCLEAN if counts["error"] or (strict and counts["warning"]) else 0
+            self._problems.append(err)
+            self._shown.append({"path": given, **error_object(err)})
+
+    def _add(self, path: str, found: list[Finding]) -> None:
+        found = [finding for finding in found if finding not in self._told]  # by the index of a shard
+        self._told.update(found)
+        for finding in found:
+            self._counts[finding.severity] += 1 + finding.more
+        self._counts["file"] += 1
+        if self._json:
+            self._shown.append({"path": path, "findings": [_object(finding) for finding in found]})
+        else:
+            _write(path, found)
+
+    def finish(self, strict: bool) -> int:
+        """Write the totals; the exit status.
+
+        Raises:
+            ConvertError: What could not be opened.
+        """
+        from convert.cli.job import write_json
+
+        counts = self._counts
+        unclean = bool(counts["error"] or (strict and counts["warning"]))
+        if self._json:
+            totals = {"files_checked": counts["file"], "errors": counts["error"], "warnings": counts["warning"]}
+            write_json({"files": self._shown, **totals, "clean": not (unclean or self._problems)}, indent=2)
+        elif counts["file"]:
+            _write_totals(counts)
+        if self._problems:
+            raise gather(self._problems)
+        return _UNCLEAN if unclean else 0
 
 
 def _object(finding: Finding) -> dict[str, Any]:
@@ -118,7 +138,11 @@ def _show_rules(explain: str, json: bool) -> int:
     if explain:
         rules = tuple(rule for rule in rules if rule.id == explain.upper())
         if not rules:
-            raise UsageError(f"there is no rule {explain!r}", hint="convert check --rules lists them")
+            from difflib import get_close_matches
+
+            close = get_close_matches(explain.upper(), [rule.id for rule in all_rules()], 1)
+            hint = f"did you mean {close[0]}?" if close else "convert check --rules lists them"
+            raise UsageError(f"there is no rule {explain!r}", hint=hint)
     if json:
         write_json([_rule(rule) for rule in rules], indent=2)
         return 0
