@@ -35,6 +35,10 @@ def parse_json(text: str, what: str, limits: Limits, hook: Callable[[list[tuple[
         return json.loads(text, object_pairs_hook=hook, parse_constant=_no_constant)
     except RecursionError:
         raise ValueError("it nests too deeply") from None
+    except ValueError as err:
+        if "set_int_max_str_digits" in str(err):
+            raise ValueError("an integer of thousands of digits") from None
+        raise
 
 
 def _no_constant(name: str) -> NoReturn:

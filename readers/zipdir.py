@@ -22,6 +22,8 @@ _END64 = struct.Struct("<4sQ2H2L4Q")
 _LOCATOR = struct.Struct("<4sLQL")
 _CENTRAL = struct.Struct("<4s2B5H3L5H2L")
 _FULL = 0xFFFFFFFF
+_MAX_EXTRA_FIELDS = 100
+"""Of one member; archivers write at most a handful."""
 
 
 class Entry(NamedTuple):
@@ -212,8 +214,11 @@ def _utf8(raw: bytes) -> str:
 
 def _extra_fields(extra: bytes, name: str) -> dict[int, bytes]:
     fields: dict[int, bytes] = {}
-    at = 0
+    at = count = 0
     while at + 4 <= len(extra):
+        count += 1
+        if count > _MAX_EXTRA_FIELDS:
+            raise CorruptError(f"member {quoted(name)} has more than {_MAX_EXTRA_FIELDS} extra fields")
         kind, length = struct.unpack_from("<2H", extra, at)
         if at + 4 + length > len(extra):
             break  # some writers leave padding that is no field; what counts is read strictly

@@ -261,15 +261,26 @@ def error_object(err: ConvertError) -> dict[str, Any]:
 
 
 def write_json(value: object, indent: int | None = None) -> None:
-    """JSON to stdout, with escapes where its encoding lacks a character."""
+    """JSON to stdout; what a terminal could take for a command, or its encoding lacks, is escaped."""
     import json
+    import re
 
     text = json.dumps(value, ensure_ascii=False, indent=indent)
+    if not text.isprintable():
+        text = re.sub(r"[^\n -~]", lambda found: found[0] if found[0].isprintable() else _escaped(found[0]), text)
     try:
         text.encode(sys.stdout.encoding)
     except UnicodeEncodeError:
         text = json.dumps(value, indent=indent)
     sys.stdout.write(text + "\n")
+
+
+def _escaped(character: str) -> str:
+    code = ord(character)
+    if code >= 1 << 16:
+        high, low = divmod(code - (1 << 16), 1 << 10)
+        return f"\\u{0xD800 + high:04x}\\u{0xDC00 + low:04x}"
+    return f"\\u{code:04x}"
 
 
 def progress_bar(off: bool) -> AbstractContextManager[Callback | None]:

@@ -17,13 +17,14 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 from convert.cli.plain import coerce_plainly
-from convert.errors import ConvertError, OutputError
+from convert.errors import ConvertError, LimitError, OutputError
 from convert.version import __version__
 
 _MAIN = "SOURCE"
 """Name of the hidden command that the main job is; never typed."""
 _GROUP_OPTIONS = ("--help", "-h", "--version", "--install-completion", "--show-completion")
 EXIT_BUG, EXIT_INTERRUPTED = 1, 130
+_SHOWN_PROBLEMS = 100
 
 
 class _StoppedError(Exception):
@@ -185,6 +186,10 @@ def run(argv: list[str]) -> int:
     except (_NoReaderError, BrokenPipeError):
         _give_up_stdout()
         return 0
+    except MemoryError:
+        return fail(
+            LimitError("the memory ran out; nothing was written", hint="fewer --jobs, or a lower limit, need less")
+        )
     except OSError as err:
         if err.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO):
             raise
@@ -208,5 +213,9 @@ def _give_up_stdout() -> None:
 
 def fail(err: ConvertError) -> int:
     """Show a refusal and return its exit status."""
-    sys.stderr.write(f"{err}\n")
+    problems = err.problems
+    shown = [str(problem) for problem in problems[:_SHOWN_PROBLEMS]]
+    if len(problems) > len(shown):
+        shown.append(f"... and {len(problems) - len(shown)} more problems; --json lists them all")
+    sys.stderr.write("\n".join(shown) + "\n")
     return err.exit_code
