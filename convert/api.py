@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from convert import formats, options
-from convert.errors import CorruptError, InputError, LimitError, UsageError, quoted
-from convert.files import SourceFile
+from convert.errors import CorruptError, InputError, LimitError, UsageError, quoted, without_secrets
+from convert.files import is_folder, is_url, local_path, open_source, real_path, unreadable
 from convert.limits import DEFAULT, Limits, check_tensors, exceeded
 from convert.output import Output, committed
 from convert.plan import Plan, Wishes, make_plan
@@ -18,8 +18,8 @@ from convert.policy import Policy
 from convert.progress import Callback, Progress
 from convert.report import Report, Written
 from convert.tensor import Checkpoint
-from convert.threads import default_jobs
-from convert.writing import Settings
+from convert.threads import MAX_JOBS, default_jobs
+from convert.writing import Settings, Spreading
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,14 +27,17 @@ if TYPE_CHECKING:
 Path = str | os.PathLike[str]
 _OPEN_FILES = 64
 """Sources with more files than this do not keep them all open."""
+_REMOTE_JOBS = (4, 8)
+"""Threads at least, where they mostly wait for a network, and at most, as each holds a long request."""
 
 
 def open(source: Path | Sequence[Path], *, format: str | None = None, limits: Limits = DEFAULT) -> Checkpoint:
     """Open a file, several files, a folder of .npy files, or a checkpoint in shards; only headers are read.
 
     Args:
-        source: One path, or several whose tensors are gathered. A .npy file's tensor is named after its stem, in a
-            folder after its relative path without the suffix. Shards are opened by their index, or its folder.
+        source: One path or URL, or several whose tensors are gathered. A .npy file's tensor is named after its stem, in
+            a folder after its relative path without the suffix. Shards are opened by their index, or its folder. The
+            URL of a folder ends in a slash.
         format: Name of the format, where the content shall not decide.
         limits: What is accepted before a file is refused; see docs/limits.md.
 
@@ -51,8 +54,8 @@ def open(source: Path | Sequence[Path], *, format: str | None = None, limits: Li
         raise UsageError("no source was given")
     opened: list[Checkpoint] = []
     try:
-        for path in [os.fspath(path) for path in paths]:
-            opened += _open_folder(path, limits) if os.path.isdir(path) else [_open_file(path, format, limits)]
+        for path in map(local_path, paths):
+            opened += _open_folder(path, limits) if is_folder(path) else [_open_file(path, format, limits)]
             if len(opened) > _OPEN_FILES:
                 for file in opened[-1].files:
                     file.park()
@@ -72,13 +75,17 @@ def _open_file(path: str, format: str | None, limits: Limits) -> Checkpoint:
     if format is not None:
         checkpoint: Checkpoint = formats.by_name(format).load_reader().open(path, limits)
         return checkpoint
-    file = SourceFile(path)
+    file = open_source(path)
+    is_kept = False
     try:
         start = file.read(0, min(formats.SNIFF_BYTES, file.size))
         row, note = formats.detect(path, start, file.size)
+        reader = row.load_reader()
+        is_kept = file.is_remote
     finally:
-        file.close()
-    checkpoint = row.load_reader().open(path, limits)
+        if not is_kept:
+            file.close()
+    checkpoint = reader.open(file if is_kept else path, limits)  # what is far away is not asked for twice
     if note:
         checkpoint.notes.insert(0, note)
     return checkpoint
@@ -89,26 +96,23 @@ def _open_folder(folder: str, limits: Limits) -> list[Checkpoint]:
     from urllib.parse import unquote
 
     found: list[Checkpoint] = []
+    indexes: list[str] = []
     others = 0
-    for where, folders, files in os.walk(folder):
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
-        for file in sorted(files):
-            if file.startswith("."):
-                continue
-            if not file.lower().endswith(".npy"):
-                others += 1
-                continue
-            path = os.path.join(where, file)
-            checkpoint = _open_file(path, None, limits)
-            checkpoint.files[0].park()
-            relative = os.path.relpath(path, folder).replace(os.sep, "/")[: -len(".npy")]
-            checkpoint.tensors = [tensor.changed(name=unquote(relative)) for tensor in checkpoint.tensors]
-            found.append(checkpoint)
-            if len(found) > limits.tensors:
-                raise exceeded("tensors", "too many files", limits.tensors).at(folder)
-    indexes = [file for file in os.listdir(folder) if formats.is_index(file) and not file.startswith(".")]
+    for relative, path in _files_below(folder):
+        if "/" not in relative and formats.is_index(relative):
+            indexes.append(path)
+        if not relative.lower().endswith(".npy"):
+            others += 1
+            continue
+        checkpoint = _open_file(path, None, limits)
+        checkpoint.files[0].park()
+        name = unquote(relative[: -len(".npy")])
+        checkpoint.tensors = [tensor.changed(name=name) for tensor in checkpoint.tensors]
+        found.append(checkpoint)
+        if len(found) > limits.tensors:
+            raise exceeded("tensors", "too many files", limits.tensors).at(folder)
     if not found and len(indexes) == 1:
-        return [_open_file(os.path.join(folder, indexes[0]), None, limits)]
+        return [_open_file(indexes[0], None, limits)]
     if not found:
         raise InputError(
             f"the folder holds no .npy files, nor one index of shards (found {others} other files)",
@@ -119,6 +123,27 @@ def _open_folder(folder: str, limits: Limits) -> list[Checkpoint]:
     if others:
         found[0].notes.append(f"{others} files in {folder} are not .npy files and were left out")
     return found
+
+
+def _files_below(folder: str) -> Iterator[tuple[str, str]]:
+    """Each file below a folder, hidden ones left out: its path there, with slashes, and its path."""
+    if is_url(folder):
+        from convert import remote
+
+        for relative, url, _ in remote.files_below(folder):
+            yield relative, url
+        return
+    for where, folders, files in os.walk(folder, onerror=_unlistable):
+        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        for file in sorted(files):
+            if not file.startswith("."):
+                path = os.path.join(where, file)
+                yield os.path.relpath(path, folder).replace(os.sep, "/"), path
+
+
+def _unlistable(err: OSError) -> None:
+    """A folder that cannot be read may hold tensors: they must not be missing without a word."""
+    raise unreadable(err.filename, err) from err
 
 
 def _gathered(opened: list[Checkpoint], paths: list[str]) -> Checkpoint:
@@ -202,8 +227,8 @@ def convert_file(source: Path | Sequence[Path], target: Path, *, format: str | N
 
     Args:
         source: See `open`.
-        target: Path; a slash at its end, or an existing folder, asks for one .npy file per tensor. The source is
-            a possible target too.
+        target: Path or URL; a slash at its end, or an existing folder, asks for one .npy file per tensor. The source
+            is a possible target too.
         format: Format of the source, where the content shall not decide.
         **settings: Keyword arguments, all optional:
             to: Format of the target, where the suffix does not tell.
@@ -253,9 +278,11 @@ def _convert(
     jobs: int | None = None,
     progress: Callback | None = None,
     limits: Limits = DEFAULT,
+    spread: Spreading | None = None,
     **wishes: Any,
 ) -> Report:
     began = time.perf_counter()
+    target = local_path(target)
     row = formats.by_name(to) if to is not None else formats.for_target(target)
     level = options.level(compress, row)
     options.check_align(align, row)
@@ -273,24 +300,34 @@ def _convert(
         report.tensors = _written(plan)
         report.seconds = time.perf_counter() - began
         return report
+    if spread is not None:
+        spread.check(plan)
     in_place = any(file.is_same(target) for file in checkpoint.files)
+    is_far = is_url(target) or any(getattr(file, "is_remote", False) for file in checkpoint.files)
     settings = Settings(
         overwrite=overwrite or (in_place and split is None),
         level=level,
         align=align,
-        jobs=jobs or default_jobs(),
+        jobs=_jobs(jobs, is_far),
         fsync=fsync,
+        verify=verify,
         progress=None if progress is None else Progress(progress, plan.nbytes),
+        spread=spread,
     )
     output: Output
     if split is None:
         output = writer.write(plan, settings)
     else:  # in place, only what is read may go
-        own = {os.path.realpath(file.path) for file in checkpoint.files if in_place}
+        own = {real_path(file.path) for file in checkpoint.files if in_place}
         output = writer.write_split(plan, split, settings, own)
     _finish(output, checkpoint, plan, row if verify else None, report, fsync, limits)
     report.seconds = time.perf_counter() - began
     return report
+
+
+def _jobs(jobs: int | None, is_far: bool) -> int:
+    least, most = _REMOTE_JOBS if is_far else (1, MAX_JOBS)
+    return min(jobs or max(default_jobs(), least), most)
 
 
 def _finish(
@@ -306,6 +343,7 @@ def _finish(
     with committed(output):
         for file in checkpoint.files:
             file.check_unchanged()
+            report.notes += getattr(file, "notes", ())
         if verify is not None:
             from convert.verify import verified
 
@@ -324,8 +362,8 @@ def _written(plan: Plan) -> list[Written]:
 
 def _report(checkpoint: Checkpoint, sources: list[str], plan: Plan) -> Report:
     return Report(
-        sources,
-        plan.target,
+        [without_secrets(source) for source in sources],
+        without_secrets(plan.target),
         checkpoint.format.split("+"),
         plan.format,
         [],

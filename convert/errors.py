@@ -13,15 +13,27 @@ ConvertError
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import ClassVar
 
 _SHOWN_CHARACTERS = 160
+_PASSWORD = re.compile(r"(://[^/@\s:]*):[^/@\s]*@")
+_TOKEN_FOR_NAME = re.compile(r"(https?://)[^/@\s:]+@", re.IGNORECASE)
+_SIGNATURE = re.compile(r"([?&][^=&\s]*(?:sig|token|secret|password|key|credential)[^=&\s]*=)[^&\s'\"]+", re.IGNORECASE)
+
+
+def without_secrets(text: str) -> str:
+    """The text with what gives access left out of its URLs: passwords, tokens, signatures."""
+    if "://" not in text:
+        return text
+    text = _TOKEN_FOR_NAME.sub(r"\1***@", _PASSWORD.sub(r"\1:***@", text))
+    return _SIGNATURE.sub(r"\1***", text)
 
 
 def printable(text: object) -> str:
     """Text made safe for a terminal or a log: control, format and bidi characters are escaped."""
-    shown = str(text)
+    shown = without_secrets(str(text))
     if shown.isprintable():
         return shown
     return "".join(c if c.isprintable() else repr(c)[1:-1] for c in shown)
@@ -57,11 +69,12 @@ class ConvertError(Exception):
         hint: str | None = None,
         problems: Iterable[ConvertError] = (),
     ) -> None:
+        message = without_secrets(message)
         super().__init__(message)
         self.message = message
-        self.path = None if path is None else str(path)
+        self.path = None if path is None else without_secrets(str(path))
         self.tensor = tensor
-        self.hint = hint
+        self.hint = None if hint is None else without_secrets(hint)
         self._problems = tuple(problems)
 
     @property
@@ -71,7 +84,7 @@ class ConvertError(Exception):
     def at(self, path: object = None, tensor: str | None = None) -> ConvertError:
         """This error with path and tensor filled in where they were not known."""
         if self.path is None and path is not None:
-            self.path = str(path)
+            self.path = without_secrets(str(path))
         if self.tensor is None:
             self.tensor = tensor
         return self

@@ -8,11 +8,12 @@ from __future__ import annotations
 
 import errno
 import os
+import re
 import stat
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Protocol, Self
 
 from convert.errors import CorruptError, InputError, OutputError
 
@@ -21,6 +22,117 @@ if TYPE_CHECKING:
 
 BINARY = getattr(os, "O_BINARY", 0) | getattr(os, "O_CLOEXEC", 0)
 _POSITIONED = hasattr(os, "preadv") and hasattr(os, "pwrite")
+_URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]+(?:::[A-Za-z0-9+.-]+)*://")
+"""Two letters or more before the colon, so that no Windows drive is one."""
+
+
+class Source(Protocol):
+    """What readers read from: a file of this machine or a remote one, from `open_source`.
+
+    Attributes:
+        path: As the caller gave it.
+        size: Bytes when it was opened; finding fewer is an error.
+        notes: What a user may want to know about how it was read.
+        is_remote: Each read may be a request: many short ones are better avoided.
+    """
+
+    @property
+    def path(self) -> str: ...
+
+    @property
+    def size(self) -> int: ...
+
+    @property
+    def notes(self) -> Sequence[str]: ...
+
+    @property
+    def is_remote(self) -> bool: ...
+
+    def park(self) -> None: ...
+
+    def readinto(self, offset: int, view: memoryview) -> None: ...
+
+    def read(self, offset: int, count: int) -> bytes: ...
+
+    def check_unchanged(self) -> None: ...
+
+    def is_same(self, path: str | os.PathLike[str]) -> bool: ...
+
+    def close(self) -> None: ...
+
+
+def open_source(path: str | os.PathLike[str]) -> Source:
+    """A file for reading at offsets, wherever it is.
+
+    Raises:
+        InputError: It cannot be read.
+    """
+    if is_url(path):
+        from convert.remotefile import RemoteFile
+
+        return path if isinstance(path, RemoteFile) else RemoteFile(os.fspath(path))
+    return SourceFile(path)
+
+
+def read_ahead(file: object, begin: int, end: int) -> None:
+    """Tell a file, if it is remote, that `[begin, end)` will be read in order."""
+    ahead = getattr(file, "ahead", None)
+    if ahead is not None:
+        ahead(begin, end)
+
+
+def is_url(path: str | os.PathLike[str]) -> bool:
+    """Whether it is the URL of something remote; `local_path` has made paths of those of this machine."""
+    return _URL.match(os.fspath(path)) is not None
+
+
+def local_path(path: str | os.PathLike[str]) -> str:
+    """The path as text, that of a `file://` URL without its scheme."""
+    text = os.fspath(path)
+    if text[:7].lower() != "file://":
+        return text
+    from urllib.request import url2pathname
+
+    return url2pathname(text[7:].removeprefix("localhost"))
+
+
+def is_folder(path: str) -> bool:
+    """Whether a path means a folder; a URL does when it ends in a slash."""
+    return path.endswith("/") if is_url(path) else os.path.isdir(path)
+
+
+def real_path(path: str) -> str:
+    """One spelling for each place."""
+    if is_url(path):
+        from convert.remote import normal
+
+        return normal(path)
+    return os.path.realpath(path)
+
+
+def name_part(path: str) -> str:
+    """The path without the query of a web address, so that its end is the name of a file."""
+    return re.split(r"[?#]", path, maxsplit=1)[0] if path[:4].lower() == "http" and is_url(path) else path
+
+
+def beside(path: str, name: str) -> str:
+    """The path of another file in the same folder; a web address keeps its query."""
+    if not is_url(path):
+        return os.path.join(os.path.dirname(path), name)
+    start = name_part(path)
+    return f"{start.rpartition('/')[0]}/{name}{path[len(start) :]}"
+
+
+def names_beside(path: str) -> list[str]:
+    """Names of the files in the folder of a file, sorted; none if it may not be listed."""
+    if is_url(path):
+        from convert.remote import names_in_folder_of
+
+        return names_in_folder_of(path)
+    try:
+        return sorted(os.listdir(os.path.dirname(path) or os.curdir))
+    except OSError:  # files can be opened in a folder that may not be listed
+        return []
 
 
 class Positioned:
@@ -65,8 +177,13 @@ class SourceFile:
         size: Bytes when it was opened; finding fewer is an error.
     """
 
+    notes: Sequence[str] = ()
+    is_remote = False
+
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = os.fspath(path)
+        if is_url(self.path):
+            raise InputError("the reader of this format reads files of this machine only", path=path)
         self._io: Positioned | None = self._open()
         self._opened = os.fstat(self._io.fd)
         if not stat.S_ISREG(self._opened.st_mode):

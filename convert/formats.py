@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from convert.errors import CorruptError, UnsupportedError, UsageError, printable
+from convert.files import name_part
 
 
 @dataclass(frozen=True)
@@ -174,7 +175,7 @@ def by_name(name: str) -> Format:
 
 def is_index(path: str) -> bool:
     """Whether the name is that of an index of shards."""
-    return path.lower().endswith(INDEX_SUFFIX)
+    return name_part(path).lower().endswith(INDEX_SUFFIX)
 
 
 def by_suffix(path: str) -> Format | None:
@@ -193,6 +194,7 @@ def for_target(path: str) -> Format:
     Raises:
         UsageError: The name does not tell.
     """
+    path = name_part(path)
     if path.endswith(("/", os.sep)) or os.path.isdir(path):
         return BUILT_IN[0]
     suffix = os.path.splitext(path[: -len(".index.json")] if is_index(path) else path)[1].lower()
@@ -224,7 +226,7 @@ def detect(path: str, start: bytes, size: int) -> tuple[Format, str | None]:
         CorruptError: An empty file.
         UnsupportedError: Something else; the message says what, where it can be known.
     """
-    suffix = INDEX_SUFFIX if is_index(path) else os.path.splitext(path)[1].lower()
+    suffix = INDEX_SUFFIX if is_index(path) else os.path.splitext(name_part(path))[1].lower()
     if size == 0:
         raise CorruptError("the file is empty (0 bytes)", path=path, hint="save, copy or download it again")
     for offset, magic, what, hint in _FOREIGN:

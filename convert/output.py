@@ -11,10 +11,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Protocol
 
 from convert.errors import OutputError, TargetExistsError
-from convert.files import BINARY, Positioned, unwritable
+from convert.files import BINARY, Positioned, is_url, unwritable
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
+
+    from convert.writing import Settings
 
 _PREALLOCATE_BYTES = 1 << 20
 """Below this a file is written too quickly for its blocks to be worth reserving."""
@@ -40,6 +42,46 @@ class Output(Protocol):
         ...
 
 
+class FileOutput(Output, Protocol):
+    """One file being written, of this machine or a remote one, from `open_output`."""
+
+    @property
+    def target(self) -> str:
+        """As the caller gave it."""
+        ...
+
+    @property
+    def path(self) -> str:
+        """Where it will be."""
+        ...
+
+    @property
+    def sequential(self) -> bool:
+        """Whether it can only be written from the first byte to the last."""
+        ...
+
+    def reserve(self, size: int) -> None:
+        """How large it will be, headers and the like left out."""
+        ...
+
+    def write_at(self, offset: int, data: Buffer) -> None:
+        """Write bytes at their place; in order where it is `sequential`."""
+        ...
+
+
+def open_output(target: str, settings: Settings) -> FileOutput:
+    """A file to be written, wherever it will be.
+
+    Raises:
+        OutputError: It may not be written, or is there already.
+    """
+    if is_url(target):
+        from convert.remoteoutput import RemoteOutput
+
+        return RemoteOutput(target, overwrite=settings.overwrite, verify=settings.verify)
+    return OutputFile(target, overwrite=settings.overwrite, named=settings.spread is not None)
+
+
 class OutputFile:
     """A file being written beside its target; nobody sees it before `commit`.
 
@@ -47,8 +89,18 @@ class OutputFile:
     process leaves anything behind. Elsewhere it is a hidden sibling, removed on every failure.
     """
 
-    def __init__(self, target: str | os.PathLike[str], *, overwrite: bool) -> None:
+    sequential = False
+
+    def __init__(self, target: str | os.PathLike[str], *, overwrite: bool, named: bool = False) -> None:
+        """Begin; `named` is for a file that others shall open while it is written.
+
+        Raises:
+            OutputError: It may not be written, or is there already.
+        """
         self.target = os.fspath(target)
+        self._named = named
+        if is_url(self.target):
+            raise OutputError("the writer of this format writes files of this machine only", path=target)
         self._real = os.path.realpath(self.target) if os.path.islink(self.target) else self.target
         self._folder = os.path.dirname(self._real) or os.curdir
         self._overwrite = overwrite
@@ -76,7 +128,7 @@ class OutputFile:
 
     def _create(self) -> int:
         nameless = getattr(os, "O_TMPFILE", None)
-        if nameless is not None and os.path.isdir("/proc/self/fd"):
+        if not self._named and nameless is not None and os.path.isdir("/proc/self/fd"):
             try:
                 return os.open(self._folder, os.O_RDWR | nameless | BINARY, 0o666)
             except OSError as err:

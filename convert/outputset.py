@@ -5,10 +5,14 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Collection, Iterable, Sequence
+from typing import TYPE_CHECKING, Protocol
 
 from convert.errors import ConvertError, OutputError, TargetExistsError, gather
-from convert.files import BINARY, Positioned, unwritable
-from convert.output import OutputFile, committed, sibling_of, target_exists
+from convert.files import BINARY, Positioned, is_url, unwritable
+from convert.output import FileOutput, Output, OutputFile, committed, sibling_of, target_exists
+
+if TYPE_CHECKING:
+    from convert.writing import Settings
 
 MANY_FILES = 64
 """A set of more files than this does not keep them all open."""
@@ -30,6 +34,33 @@ class _ParkedFile(OutputFile):
     def commit(self, *, fsync: bool = False) -> None:
         self._io = Positioned(os.open(self.readable(), os.O_RDWR | BINARY))
         super().commit(fsync=fsync)
+
+
+class SetOutput(Output, Protocol):
+    """Several files that appear together, from `open_set`."""
+
+    def add(self) -> FileOutput:
+        """Begin the next part."""
+        ...
+
+    def park(self) -> None:
+        """All parts begun so far are written."""
+        ...
+
+
+def open_set(
+    parts: Sequence[str],
+    index: tuple[str, bytes] | None,
+    stale: Iterable[str],
+    settings: Settings,
+    own: Collection[str],
+) -> SetOutput:
+    """A set of files to be written, wherever it will be; see `OutputSet` for the arguments."""
+    if is_url(parts[0]):
+        from convert.remoteoutput import RemoteSet
+
+        return RemoteSet(parts, index, stale, overwrite=settings.overwrite, own=own, verify=settings.verify)
+    return OutputSet(parts, index, stale, overwrite=settings.overwrite, own=own)
 
 
 class OutputSet:

@@ -10,12 +10,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterable, Iterator
 from functools import partial
+from itertools import chain, pairwise
 from math import lcm
 from typing import TYPE_CHECKING, cast
 
 from convert.codec import crc32, crc32_combine
 from convert.errors import ConvertError, CorruptError, InputError, PolicyError, gather
-from convert.files import Spool
+from convert.files import Spool, read_ahead
 from convert.steps import Pipe, aligned, own_swapper, pipe_of
 from convert.tensor import Extent, Tensor
 from convert.threads import BUFFER_BYTES, Work, run
@@ -23,8 +24,9 @@ from convert.threads import BUFFER_BYTES, Work, run
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-    from convert.output import OutputFile
+    from convert.output import FileOutput
     from convert.progress import Progress
+    from convert.writing import Spreading
 
 CHUNK_BYTES = BUFFER_BYTES
 """One read and one write. Small enough to stay in a core's own cache between them."""
@@ -74,6 +76,7 @@ def stored_chunks(data: object, chunk_bytes: int) -> Iterator[Buffer]:
         return
     buffer = memoryview(bytearray(min(chunk_bytes, data.nbytes)))
     crc, offset = data.seed, 0
+    read_ahead(data.file, data.offset, data.offset + data.nbytes)
     while offset < data.nbytes:
         part = buffer[: min(chunk_bytes, data.nbytes - offset)]
         data.file.readinto(data.offset + offset, part)
@@ -116,7 +119,7 @@ class Slot:
     def __init__(
         self,
         tensor: Tensor,
-        out: OutputFile | Spool,
+        out: FileOutput | Spool,
         offset: int,
         head_bytes: int = 0,
         seed: int | None = None,
@@ -135,20 +138,51 @@ Head = Callable[[Slot], bytes]
 """The header of a filled slot, exactly `head_bytes` long."""
 
 
-def fill(slots: Iterable[Slot], jobs: int, *, head: Head | None = None, progress: Progress | None = None) -> None:
+def fill(
+    slots: Iterable[Slot],
+    jobs: int,
+    *,
+    head: Head | None = None,
+    tail: Head | None = None,
+    progress: Progress | None = None,
+    spread: Spreading | None = None,
+) -> None:
     """Put every tensor at its place, `jobs` threads at once.
+
+    Args:
+        slots: In the order of their places, where their files are sequential.
+        jobs: Threads.
+        head: The header of a slot; its checksum is known, unless the file is sequential.
+        tail: What follows a slot's data in a sequential file, when its checksum is known.
+        progress: Counts bytes written.
+        spread: Copies parts of large tensors elsewhere.
 
     Raises:
         ConvertError: Something could not be read, written or mapped; all damaged tensors are named together.
     """
-    run(Filler(head, progress, jobs).work(slots), jobs)
+    slots = iter(slots)
+    first = next(slots, None)
+    if first is None:
+        return
+    slots = chain((first,), slots)
+    if getattr(first.out, "sequential", False):
+        from convert.sequence import InOrder
+
+        InOrder(slots, head, tail, progress).fill(jobs)
+    else:
+        run(Filler(head, progress, jobs, spread).work(slots), jobs)
+        if spread is not None:
+            spread.run(progress)
 
 
 class Filler:
     """Cuts the filling of slots into independent pieces of work."""
 
-    def __init__(self, head: Head | None, progress: Progress | None, jobs: int) -> None:
+    def __init__(
+        self, head: Head | None, progress: Progress | None, jobs: int, spread: Spreading | None = None
+    ) -> None:
         self._head = head
+        self._spread = spread
         self._progress = progress
         self._jobs = jobs
 
@@ -216,47 +250,28 @@ class Filler:
 
     def _spans(self, slot: Slot, data: Extent) -> Iterator[Work]:
         pipe = pipe_of(slot.tensor)
-        step = aligned(SPAN_BYTES, pipe.unit_in)
-        begins = range(0, data.nbytes, step)
-        parts = Parts(slot, len(begins), self.finish)
-        for index, begin in enumerate(begins):
-            yield partial(self._span, parts, data, pipe, index, begin, min(begin + step, data.nbytes))
+        cuts = [*range(0, data.nbytes, aligned(SPAN_BYTES, pipe.unit_in)), data.nbytes]
+        elsewhere = range(0)
+        if self._spread is not None:
+            cuts, elsewhere = self._spread.cut(slot, data, pipe, cuts)
+        parts = Parts(slot, len(cuts) - 1, self.finish)
+        for index, (begin, end) in enumerate(pairwise(cuts)):
+            if self._spread is not None and index in elsewhere:
+                self._spread.add(parts, data, pipe, index, begin, end)
+            else:
+                yield partial(self._span, parts, data, pipe, index, begin, end)
 
     def _span(
         self, parts: Parts, data: Extent, pipe: Pipe, index: int, begin: int, end: int, buffer: memoryview
     ) -> None:
         """Part of a large tensor: chunk by chunk from its place in the source to its place in the target."""
-        slot = parts.slot
-        owed = data.crc is not None
-        keep = slot.seed is not None
-        crc_in = crc_out = 0
-        chunk_bytes = aligned(CHUNK_BYTES, pipe.unit_in)
-        swapper = own_swapper(pipe.swap, chunk_bytes) if pipe.swap else None
-        if swapper is not None:
-            buffer = swapper.view
-        elif chunk_bytes > len(buffer):
-            buffer = memoryview(bytearray(chunk_bytes))
-        at, write, readinto = slot.offset + pipe.out(begin), slot.out.write_at, data.file.readinto
+        slot, progress = parts.slot, self._progress
+        count = None if progress is None else partial(progress.add, name=slot.tensor.name)
+        at, keep = slot.offset + pipe.out(begin), slot.seed is not None
+        read_ahead(data.file, data.offset + begin, data.offset + end)
         with parts.named():
-            for offset in range(begin, end, chunk_bytes):
-                content: Buffer = buffer[: min(chunk_bytes, end - offset)]
-                readinto(data.offset + offset, content)  # type: ignore[arg-type]
-                if owed or (keep and not pipe.steps):
-                    crc_in = crc32(content, crc_in)
-                if pipe.steps:
-                    if swapper is not None and end - offset >= chunk_bytes:
-                        swapper.swap()
-                    else:
-                        content = pipe.apply(content, offset)  # type: ignore[arg-type]
-                    if keep:
-                        crc_out = crc32(content, crc_out)
-                write(at, content)
-                done = memoryview(content).nbytes
-                at += done
-                if self._progress is not None:
-                    self._progress.add(done, slot.tensor.name)
-        out_bytes = at - slot.offset - pipe.out(begin)
-        parts.done(index, end - begin, crc_in, out_bytes, crc_out if pipe.steps else crc_in)
+            sums = copy_span(data, pipe, begin, end, slot.out.write_at, at, keep, buffer, count)
+        parts.done(index, end - begin, *sums)
 
     def _stream(self, slot: Slot, buffer: memoryview) -> None:
         """A tensor that comes only in order."""
@@ -281,6 +296,63 @@ class Filler:
             slot.out.write_at(slot.offset - slot.head_bytes, self._head(slot))
 
 
+def copy_span(
+    data: Extent,
+    pipe: Pipe,
+    begin: int,
+    end: int,
+    write: Callable[[int, Buffer], None],
+    at: int,
+    keep: bool,
+    buffer: memoryview,
+    count: Callable[[int], None] | None,
+) -> tuple[int, int, int]:
+    """Copy stored bytes `[begin, end)` of an extent through a pipe, chunk by chunk.
+
+    Args:
+        data: Whose bytes; its checksum is looked at only to see whether one is owed.
+        pipe: What is done to them on the way.
+        begin: First byte, a multiple of the pipe's unit.
+        end: Behind the last byte.
+        write: Takes a place in the target, and bytes.
+        at: Place of the first byte in the target.
+        keep: Whether a checksum of what is written is wanted.
+        buffer: Of CHUNK_BYTES.
+        count: Called with the bytes of each chunk when they are written.
+
+    Returns:
+        CRC-32 of what was read, the number of bytes written, and their CRC-32; a CRC nobody wants is 0.
+    """
+    owed = data.crc is not None
+    crc_in = crc_out = 0
+    first = at
+    chunk_bytes = aligned(CHUNK_BYTES, pipe.unit_in)
+    swapper = own_swapper(pipe.swap, chunk_bytes) if pipe.swap else None
+    if swapper is not None:
+        buffer = swapper.view
+    elif chunk_bytes > len(buffer):
+        buffer = memoryview(bytearray(chunk_bytes))
+    readinto = data.file.readinto
+    for offset in range(begin, end, chunk_bytes):
+        content: Buffer = buffer[: min(chunk_bytes, end - offset)]
+        readinto(data.offset + offset, content)  # type: ignore[arg-type]
+        if owed or (keep and not pipe.steps):
+            crc_in = crc32(content, crc_in)
+        if pipe.steps:
+            if swapper is not None and end - offset >= chunk_bytes:
+                swapper.swap()
+            else:
+                content = pipe.apply(content, offset)  # type: ignore[arg-type]
+            if keep:
+                crc_out = crc32(content, crc_out)
+        write(at, content)
+        done = memoryview(content).nbytes
+        at += done
+        if count is not None:
+            count(done)
+    return crc_in, at - first, crc_out if pipe.steps else crc_in
+
+
 class Parts:
     """The pieces of one tensor, done in any order: joins their checksums when the last one ends."""
 
@@ -295,6 +367,7 @@ class Parts:
         return _Named(self.slot.tensor)
 
     def done(self, index: int, in_bytes: int, crc_in: int, out_bytes: int, crc_out: int) -> None:
+        """A piece has ended; the last one to do so checks the sum and finishes the slot."""
         self._sums[index] = (in_bytes, crc_in, out_bytes, crc_out)
         with self._lock:
             self._left -= 1

@@ -13,15 +13,18 @@ import threading
 from collections.abc import Callable, Iterator
 from functools import partial
 from math import lcm
-from typing import cast
+from typing import TYPE_CHECKING, TypeGuard, cast
 
 from convert.codec import crc32
 from convert.files import Spool
 from convert.steps import aligned, pipe_of
-from convert.tensor import Extent, Tensor
+from convert.tensor import Extent, Stream, Tensor
 from convert.threads import Work
 from convert.transfer import CHUNK_BYTES, Slot, check_crc, stored_chunks
 from convert.transpose import TILE_BYTES, Tile, Turner, slabs, tiles, write_tile
+
+if TYPE_CHECKING:
+    from convert.output import OutputFile
 
 _TILES_BYTES = 48 << 20
 """What the tiles of all threads together may hold; with numpy and the rest of the process it stays below 128 MiB."""
@@ -72,7 +75,7 @@ def turn_work(
     """The pieces of work that put one tensor, turned, into its slot."""
     tensor = slot.tensor
     job = _Turning(slot, finish, count)
-    if not isinstance(tensor.data, Extent):
+    if not isinstance(tensor.data, Extent) or getattr(tensor.data.file, "is_remote", False):
         yield job.whole
         return
     boxes = partial(tiles, tensor.stored_shape, tensor.stored.item_bytes, min(TILE_BYTES, _TILES_BYTES // jobs))
@@ -99,19 +102,16 @@ class _Turning:
 
     def checksum(self, _: memoryview) -> None:
         """Tiles are read out of order; the source's checksum has a pass of its own."""
-        tensor = self._slot.tensor
-        try:
-            _verify(cast(Extent, tensor.data))
-        except Exception as err:
-            _name(err, tensor)
-            raise
+        self._named(_verify, cast(Extent, self._slot.tensor.data))
         self._done()
 
     def whole(self, _: memoryview) -> None:
-        """A tensor that comes only in order: through a spool beside the target."""
+        """A tensor that comes only in order, or from far away: through a spool beside the target."""
         tensor = self._slot.tensor
         with contextlib.ExitStack() as spools:
             data = _extent(tensor, os.path.dirname(os.path.abspath(self._slot.out.path)), spools)
+            if data is tensor.data:
+                self._named(_verify, data)
             for tile in tiles(tensor.stored_shape, tensor.stored.item_bytes):
                 self._put(tile, data)
         self.left = 1
@@ -135,6 +135,13 @@ class _Turning:
             _name(err, tensor)
             raise
 
+    def _named(self, call: Callable[[Extent], None], data: Extent) -> None:
+        try:
+            call(data)
+        except Exception as err:
+            _name(err, self._slot.tensor)
+            raise
+
     def _done(self) -> None:
         with self._lock:
             self.left -= 1
@@ -143,11 +150,12 @@ class _Turning:
         slot = self._slot
         if slot.seed is not None:
             # Written out of order, so the target's checksum is taken from what was written.
+            out = cast("OutputFile | Spool", slot.out)
             buffer = memoryview(bytearray(1 << 20))
             crc, nbytes = slot.seed, slot.tensor.nbytes
             for offset in range(0, nbytes, len(buffer)):
                 part = buffer[: min(len(buffer), nbytes - offset)]
-                slot.out.readinto(slot.offset + offset, part)
+                out.readinto(slot.offset + offset, part)
                 crc = crc32(part, crc)
             slot.crc = crc
         self._finish(slot)
@@ -184,10 +192,15 @@ def _verify(data: Extent) -> None:
     check_crc(data, crc)
 
 
+def _is_near(data: Extent | Stream) -> TypeGuard[Extent]:
+    """Whether it can be read in many short runs: not from a remote file, unless all of it is read at once."""
+    return isinstance(data, Extent) and (data.nbytes <= TILE_BYTES or not getattr(data.file, "is_remote", False))
+
+
 def _extent(tensor: Tensor, folder: str | None, spools: contextlib.ExitStack) -> Extent:
-    """The stored bytes at any offset; a compressed member goes to a spool first."""
+    """The stored bytes at any offset; a compressed member, or one far away, goes to a spool first."""
     data = tensor.data
-    if isinstance(data, Extent):
+    if _is_near(data):
         return data
     spool = spools.enter_context(Spool(folder))
     offset = 0

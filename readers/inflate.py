@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from convert.codec import INFLATE_ERRORS, Inflater, crc32, inflater
 from convert.errors import ConvertError, CorruptError, LimitError
-from convert.files import SourceFile
+from convert.files import Source, read_ahead
 
 if TYPE_CHECKING:
     from readers.zipdir import Entry
@@ -75,7 +75,7 @@ class Compressed:
 
     __slots__ = ("_begin", "_crc", "_file", "_method", "_packed_size", "_size", "_skip", "nbytes", "path")
 
-    def __init__(self, file: SourceFile, begin: int, entry: Entry, method: Method, skip: int) -> None:
+    def __init__(self, file: Source, begin: int, entry: Entry, method: Method, skip: int) -> None:
         self.path = file.path
         self.nbytes = entry.size - skip
         self._file = file
@@ -158,6 +158,8 @@ class Compressed:
             raise
         except method.errors as err:
             raise CorruptError(f"the {method.name} stream cannot be begun ({err}; found {header!r})") from err
+        if stop is None:
+            read_ahead(self._file, at, end)
         produced = 0
         read_bytes = _READ_BYTES if stop is None else min(_READ_BYTES, stop + 1024)
         while not stream.eof:

@@ -24,7 +24,7 @@ from typing import NamedTuple, Self
 from convert import dtypes
 from convert.dtypes import DType, Field
 from convert.errors import ConvertError, CorruptError, UnsupportedError, printable
-from convert.files import MemoryFile, SourceFile
+from convert.files import MemoryFile, name_part, open_source
 from convert.limits import DEFAULT, Budget, Limits, exceeded
 from convert.records import ordered_fields
 from convert.tensor import Checkpoint, Extent, Stream, Tensor, Text, path_of
@@ -58,10 +58,10 @@ def open(path: str | os.PathLike[str], limits: Limits = DEFAULT) -> Checkpoint:
         CorruptError: A rule of the format is broken, or the data is shorter or longer than the header says.
         UnsupportedError: A type this toolkit does not carry.
     """
-    file = SourceFile(path)
+    file = open_source(path)
     try:
         head_bytes, header = read_header(lambda count: file.read(0, min(count, file.size)), file.size, limits)
-        name = PurePath(os.fspath(path)).stem
+        name = PurePath(name_part(os.fspath(path))).stem
         data_bytes = file.size - head_bytes
         tensor = make_tensor(name, header, Extent(file, head_bytes, data_bytes), limits)
         check_size(header, data_bytes, ends_with_return=file.read(head_bytes - 1, 1) == b"\r")

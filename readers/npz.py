@@ -23,7 +23,7 @@ from functools import partial
 from convert import dtypes
 from convert.codec import crc32
 from convert.errors import ConvertError, CorruptError, LimitError, UnsupportedError, quoted
-from convert.files import SourceFile
+from convert.files import Source, open_source
 from convert.limits import DEFAULT, Budget, Limits, exceeded
 from convert.memory import load_metadata, load_origin
 from convert.tensor import Checkpoint, Extent, Tensor
@@ -52,7 +52,7 @@ def open(path: str | os.PathLike[str], limits: Limits = DEFAULT) -> Checkpoint:
         UnsupportedError: A split or encrypted archive, or one of another program.
         LimitError: Too many members, or they would inflate to too much.
     """
-    file = SourceFile(path)
+    file = open_source(path)
     try:
         directory = read_directory(file, limits)
         tensors, notes = _members(file, directory, limits), []
@@ -66,7 +66,7 @@ def open(path: str | os.PathLike[str], limits: Limits = DEFAULT) -> Checkpoint:
     return Checkpoint(os.fspath(path), "npz", tensors, metadata or {}, notes, [file])
 
 
-def _members(file: SourceFile, directory: Directory, limits: Limits) -> list[Tensor]:
+def _members(file: Source, directory: Directory, limits: Limits) -> list[Tensor]:
     tensors: list[Tensor] = []
     spans = array.array("Q")
     taken: set[str] = set()
@@ -138,7 +138,7 @@ def _check_places(directory: Directory) -> None:
     _check_overlaps(spans)
 
 
-def _plain(file: SourceFile, entry: Entry, limits: Limits) -> tuple[int, Tensor] | None:
+def _plain(file: Source, entry: Entry, limits: Limits) -> tuple[int, Tensor] | None:
     """End and tensor of a stored member as numpy writes it, or None for whatever is not exactly that.
 
     A short cut for archives of very many members: one read and no more than a few comparisons each. It accepts only
@@ -201,7 +201,7 @@ def _no_arrays(blobs: list[Tensor]) -> None:
     )
 
 
-def _local_header(file: SourceFile, entry: Entry) -> tuple[int, bytes]:
+def _local_header(file: Source, entry: Entry) -> tuple[int, bytes]:
     """Where the member's bytes begin, and the first of them that came along; checked against the directory."""
     room = _LOCAL_BYTES + len(entry.raw_name) + 20 + npy.PROBE_BYTES
     start = file.read(entry.offset, min(room, file.size - entry.offset)) if entry.offset < file.size else b""
@@ -260,7 +260,7 @@ def _check_local_zip64(start: bytes, packed: int, size: int, entry: Entry) -> No
         at += 4 + length
 
 
-def _tensor(file: SourceFile, entry: Entry, begin: int, start: bytes, limits: Limits, long_headers: Budget) -> Tensor:
+def _tensor(file: Source, entry: Entry, begin: int, start: bytes, limits: Limits, long_headers: Budget) -> Tensor:
     """The array, or the blob, that a member is."""
     method = METHODS.get(entry.method)
     read: Callable[[int], bytes]
@@ -299,7 +299,7 @@ def _first(known: bytes, size: int, more: Callable[[int], bytes], count: int) ->
     return known[:count] if count <= len(known) else more(count)
 
 
-def _blob(file: SourceFile, entry: Entry, begin: int, method: Method | None, first: bytes) -> Tensor:
+def _blob(file: Source, entry: Entry, begin: int, method: Method | None, first: bytes) -> Tensor:
     base = entry.name.rpartition("/")[2]
     if base.endswith(".npy") and not base.startswith("._") and not entry.name.startswith("__MACOSX/"):
         if entry.size == 0:

@@ -19,7 +19,7 @@ from typing import Any, NamedTuple
 
 from convert.dtypes import BY_CODE
 from convert.errors import ConvertError, CorruptError, LimitError, UnsupportedError, quoted
-from convert.files import SourceFile
+from convert.files import Source, open_source
 from convert.jsontext import parse_json
 from convert.limits import DEFAULT, Limits, exceeded
 from convert.memory import take_origins
@@ -38,7 +38,7 @@ def open(path: str | os.PathLike[str], limits: Limits = DEFAULT) -> Checkpoint:
         UnsupportedError: A dtype the format does not know.
         LimitError: A header longer than `limits.json_bytes`, or with more in it than `limits` allow.
     """
-    file = SourceFile(path)
+    file = open_source(path)
     try:
         header, begin = _header(file, limits)
         metadata = _metadata(header.pop("__metadata__", None))
@@ -52,7 +52,7 @@ def open(path: str | os.PathLike[str], limits: Limits = DEFAULT) -> Checkpoint:
     return checkpoint
 
 
-def _header(file: SourceFile, limits: Limits) -> tuple[dict[str, Any], int]:
+def _header(file: Source, limits: Limits) -> tuple[dict[str, Any], int]:
     """The JSON object and where the data begins."""
     if file.size < _LENGTH_BYTES:
         what = "the file is empty" if file.size == 0 else "the file is cut short"
@@ -143,7 +143,7 @@ def _check_unicode(texts: Iterable[str]) -> None:
         raise CorruptError("the header holds text that is not valid Unicode (a lone surrogate)") from None
 
 
-def _tensors(header: dict[str, Any], file: SourceFile, data_begin: int, limits: Limits) -> list[Tensor]:
+def _tensors(header: dict[str, Any], file: Source, data_begin: int, limits: Limits) -> list[Tensor]:
     """All tensors, sorted by place; proves that their ranges cover the data exactly once."""
     if len(header) > limits.tensors:
         raise exceeded("tensors", "too many tensors", limits.tensors, len(header))
@@ -198,7 +198,7 @@ def _place(tensor: Tensor) -> tuple[int, int]:
     return (data.offset, data.nbytes) if isinstance(data, Extent) else (0, 0)
 
 
-def _tensor(name: str, entry: object, file: SourceFile, data_begin: int, dimensions: int) -> Tensor:
+def _tensor(name: str, entry: object, file: Source, data_begin: int, dimensions: int) -> Tensor:
     code, shape, offsets = entry if type(entry) is _Entry else _entry(entry)
     dtype = BY_CODE.get(code) if type(code) is str else None
     if dtype is None:

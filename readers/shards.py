@@ -18,7 +18,7 @@ from collections import Counter
 from typing import Any
 
 from convert.errors import ConvertError, CorruptError, gather, quoted
-from convert.files import SourceFile
+from convert.files import Source, beside, name_part, names_beside, open_source
 from convert.jsontext import parse_json
 from convert.limits import DEFAULT, Limits, exceeded
 from convert.tensor import Checkpoint, Extent, Tensor
@@ -38,14 +38,14 @@ def open(path: str | os.PathLike[str], limits: Limits = DEFAULT) -> Checkpoint:
         InputError: A shard cannot be read.
         LimitError: An index longer than `limits.json_bytes`.
     """
-    index = SourceFile(path)
+    index = open_source(path)
     shards: list[Checkpoint] = []
     try:
         weight_map = _weight_map(_parse(index, limits))
         problems: list[ConvertError] = []
         for name in sorted(set(weight_map.values())):
             try:
-                shards.append(_open_shard(os.path.join(os.path.dirname(index.path), name), limits))
+                shards.append(_open_shard(beside(index.path, name), limits))
             except ConvertError as err:
                 problems += err.problems
                 continue
@@ -66,7 +66,7 @@ def open(path: str | os.PathLike[str], limits: Limits = DEFAULT) -> Checkpoint:
     return _joined(index, shards)
 
 
-def _parse(index: SourceFile, limits: Limits) -> dict[str, Any]:
+def _parse(index: Source, limits: Limits) -> dict[str, Any]:
     """The index' JSON object."""
     if index.size > limits.json_bytes:
         raise exceeded("json_bytes", "the index is too long", limits.json_bytes, index.size)
@@ -130,7 +130,7 @@ def _check(weight_map: dict[str, str], shards: list[Checkpoint], problems: list[
     """Add a problem for each tensor on which the index and the shards that could be opened disagree."""
     homes: dict[str, str] = {}
     for shard in shards:
-        here = os.path.basename(shard.path)
+        here = _name(shard)
         for tensor in shard.tensors:
             other = homes.setdefault(tensor.name, here)
             said = weight_map.get(tensor.name)
@@ -143,11 +143,15 @@ def _check(weight_map: dict[str, str], shards: list[Checkpoint], problems: list[
                 what = f"this shard holds the tensor, but the index says it is in {quoted(said)}: a stale index?"
             if what is not None:
                 problems.append(CorruptError(what, path=shard.path, tensor=tensor.name, hint=_STALE))
-    by_name = {os.path.basename(shard.path): shard for shard in shards}
+    by_name = {_name(shard): shard for shard in shards}
     for name, said in weight_map.items():
         if said in by_name and name not in homes:
             what = "the index names the tensor, but this shard lacks it: a stale index?"
             problems.append(CorruptError(what, path=by_name[said].path, tensor=name, hint=_STALE))
+
+
+def _name(shard: Checkpoint) -> str:
+    return os.path.basename(name_part(shard.path))
 
 
 def _is_stored(tensor: Tensor, shard: Checkpoint) -> bool:
@@ -155,7 +159,7 @@ def _is_stored(tensor: Tensor, shard: Checkpoint) -> bool:
     return isinstance(tensor.data, Extent) and tensor.data.file is shard.files[0]
 
 
-def _joined(index: SourceFile, shards: list[Checkpoint]) -> Checkpoint:
+def _joined(index: Source, shards: list[Checkpoint]) -> Checkpoint:
     """One checkpoint for all shards."""
     tensors = [tensor for shard in shards for tensor in shard.tensors]
     notes = [note for shard in shards for note in shard.notes]
@@ -167,7 +171,7 @@ def _joined(index: SourceFile, shards: list[Checkpoint]) -> Checkpoint:
     if lost:
         shown = ", ".join(map(quoted, sorted(lost)[:5])) + (" ..." if len(lost) > 5 else "")
         notes.append(f"metadata that differs from shard to shard was left out: {shown}")
-    if strays := _strays(index.path, {os.path.basename(shard.path) for shard in shards}):
+    if strays := _strays(index.path, {_name(shard) for shard in shards}):
         shown = ", ".join(map(quoted, strays[:5])) + (" ..." if len(strays) > 5 else "")
         notes.append(f"not in the index, and left out: {shown}")
     files = [index, *(shard.files[0] for shard in shards)]
@@ -176,10 +180,7 @@ def _joined(index: SourceFile, shards: list[Checkpoint]) -> Checkpoint:
 
 def _strays(index: str, shards: set[str]) -> list[str]:
     """Other safetensors files beside the index, which a user may take for a part of it."""
-    try:
-        there = sorted(os.listdir(os.path.dirname(index) or os.curdir))
-    except OSError:  # files can be opened in a folder that may not be listed
-        return []
+    there = names_beside(index)
     return [name for name in there if name.lower().endswith(".safetensors") and name not in shards and name[0] != "."]
 
 

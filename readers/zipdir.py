@@ -14,7 +14,7 @@ from functools import partial
 from typing import NamedTuple
 
 from convert.errors import CorruptError, UnsupportedError, quoted
-from convert.files import SourceFile
+from convert.files import Source
 from convert.limits import Limits, exceeded
 
 _END = struct.Struct("<4s4H2LH")
@@ -59,7 +59,7 @@ class _End(NamedTuple):
     comment: bytes
 
 
-def read_directory(file: SourceFile, limits: Limits) -> Directory:
+def read_directory(file: Source, limits: Limits) -> Directory:
     """The members in directory order.
 
     Raises:
@@ -88,7 +88,7 @@ def _entries(data: bytes, end: _End, limits: Limits) -> Iterator[Entry]:
         raise CorruptError(f"the directory is incomplete (expected {end.members} members, found {count})")
 
 
-def _find_end(file: SourceFile) -> _End:
+def _find_end(file: Source) -> _End:
     """The end record; it is the one whose comment ends with the file and whose directory lies before it."""
     tail_bytes = min(file.size, _END.size + 0xFFFF)
     tail_begin = file.size - tail_bytes
@@ -126,7 +126,7 @@ def _find_end(file: SourceFile) -> _End:
     )
 
 
-def _end_at(file: SourceFile, position: int, record: bytes) -> _End:
+def _end_at(file: Source, position: int, record: bytes) -> _End:
     _, disk, first_disk, here, count, size, begin, _ = _END.unpack_from(record)
     comment = record[_END.size :]
     end = position

@@ -39,8 +39,11 @@ THIRD_PARTY: dict[str, set[str]] = {
         "convert.cli.check",
     },
 }
+OPTIONAL = {"fsspec": "remote"}
+"""What an extra brings, and which."""
 LAZY: dict[str, set[str]] = {
     # What functions may import when they run.
+    "fsspec": {"convert.remote", "convert.remotefile", "convert.remoteoutput"},
     "numpy": {"convert.dtypes", "convert.encodings", "convert.records", "convert.turning", "convert.transpose"},
     "ml_dtypes": {"convert.dtypes"},
     "tqdm": {"convert.cli.job"},
@@ -232,7 +235,9 @@ def test_every_dependency_is_declared_and_used() -> None:
     """What is imported is in the list, and what is in the list is imported."""
     declared = {text.split(";")[0].split(">")[0].strip() for text in PROJECT["project"]["dependencies"]}
     used = {*THIRD_PARTY, *LAZY}
-    assert declared == used - {"rich"}  # which is typer's own
+    assert declared == used - {"rich", *OPTIONAL}  # rich is typer's own
+    for name, extra in OPTIONAL.items():
+        assert any(text.startswith(name) for text in PROJECT["project"]["optional-dependencies"][extra])
 
 
 @pytest.mark.parametrize("name", convert.__all__)

@@ -10,12 +10,13 @@ from __future__ import annotations
 import os
 import re
 import unicodedata
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from convert.errors import ConvertError, OutputError, PolicyError
-from convert.output import OutputFile, OutputFolder, committed
+from convert.files import is_url
+from convert.output import FileOutput, OutputFile, OutputFolder, committed, open_output
 from convert.transfer import Slot, fill
 
 if TYPE_CHECKING:
@@ -54,6 +55,10 @@ def check(plan: Plan) -> list[ConvertError]:
                 hint=f"give a folder, {os.path.splitext(plan.target)[0]}/ for one; --include NAME chooses a tensor",
             )
         ]
+    if is_url(plan.target):
+        one = plan.target.rstrip("/")
+        what = "a remote folder cannot appear at once, so several .npy files cannot be written there"
+        return [OutputError(what, path=plan.target, hint=f"give one file: {one}.npz or {one}.safetensors")]
     problems: list[ConvertError] = []
     for tensor, path in zip(plan.tensors, file_names([t.name for t in plan.tensors]), strict=True):
         if not tensor.name:
@@ -85,21 +90,23 @@ def is_folder(target: str) -> bool:
     return target.endswith(("/", os.sep)) or os.path.isdir(target) or not target.lower().endswith(".npy")
 
 
-def write(plan: Plan, settings: Settings) -> OutputFile | OutputFolder:
+def write(plan: Plan, settings: Settings) -> FileOutput | OutputFolder:
     """Write the plan's tensors; the result is complete but not yet in its place."""
     if not is_folder(plan.target):
-        output = OutputFile(plan.target, overwrite=settings.overwrite)
+        output = open_output(plan.target, settings)
         with committed(output):
             _fill([(plan.tensors[0], output)], settings)
         return output
     folder = OutputFolder(plan.target, overwrite=settings.overwrite, suffix=".npy")
     with committed(folder):
         names = file_names([tensor.name for tensor in plan.tensors])
+        named = settings.spread is not None
         for name in {os.path.dirname(name) for name in names} - {""}:
             folder.add_folder(name)
         for group in batched_pairs(plan.tensors, names):
             files = [
-                (tensor, OutputFile(os.path.join(folder.building, name), overwrite=False)) for tensor, name in group
+                (tensor, OutputFile(os.path.join(folder.building, name), overwrite=False, named=named))
+                for tensor, name in group
             ]
             try:
                 _fill(files, settings)
@@ -116,14 +123,14 @@ def batched_pairs(tensors: list[Tensor], names: list[str]) -> list[list[tuple[Te
     return [pairs[at : at + _OPEN_FILES] for at in range(0, len(pairs), _OPEN_FILES)]
 
 
-def _fill(files: list[tuple[Tensor, OutputFile]], settings: Settings) -> None:
+def _fill(files: Sequence[tuple[Tensor, FileOutput]], settings: Settings) -> None:
     slots = []
     for tensor, file in files:
         head = header(tensor)
         file.reserve(len(head) + tensor.nbytes)
         file.write_at(0, head)
         slots.append(Slot(tensor, file, len(head)))
-    fill(slots, settings.jobs, progress=settings.progress)
+    fill(slots, settings.jobs, progress=settings.progress, spread=settings.spread)
 
 
 # --- headers -----------------------------------------------------------------------------------------------------

@@ -1,7 +1,8 @@
 """NumPy's archive of arrays: stored, byte for byte as `np.savez` writes it, or deflated in parallel.
 
 Every member has a zip64 field in its local header, as numpy forces it; dates are 1980-01-01, so the same input gives
-the same bytes. What numpy has no place for goes where other readers do not look: how an encoded tensor was before in
+the same bytes. Where the target cannot seek, sizes and checksum of a member follow its data, as in zipfile's output to
+such a stream. What numpy has no place for goes where other readers do not look: how an encoded tensor was before in
 the comment of its member, metadata in the comment of the archive.
 
 Sources: PKWARE APPNOTE.TXT 6.3.10; Python's `zipfile` and numpy's `savez` for the choices they leave.
@@ -17,7 +18,7 @@ from convert import dtypes
 from convert.codec import DEFAULT_LEVEL, DEFLATE_END, WINDOW_BYTES, crc32, crc32_combine, deflate_block
 from convert.errors import ConvertError, InputError, PolicyError, gather
 from convert.memory import dump_metadata, dump_origin
-from convert.output import OutputFile, committed
+from convert.output import FileOutput, committed, open_output
 from convert.threads import in_order
 from convert.transfer import Slot, chunks, fill
 from writers.npy import header
@@ -40,6 +41,9 @@ _LARGE = (1 << 31) - 1
 _ATTRIBUTES = 0o600 << 16
 _ALIGN_FIELD = 0xD935
 """The extra field Android's zipalign pads with: alignment (2 bytes), zeros."""
+_DESCRIPTOR = struct.Struct("<4sL2Q")
+_FOLLOWS = 0x8
+"""The flag of members whose sizes and checksum follow their data."""
 _MAX_NAME_BYTES = 0xFFFF
 MAX_ALIGN = 1 << 15
 _BLOCK_BYTES = 1 << 20
@@ -104,12 +108,12 @@ class _Member:
 
     __slots__ = ("comment", "crc", "extra", "flags", "head", "method", "name", "offset", "packed", "size", "tensor")
 
-    def __init__(self, tensor: Tensor, method: int) -> None:
+    def __init__(self, tensor: Tensor, method: int, follows: bool) -> None:
         blob = tensor.dtype is dtypes.BLOB
         name = tensor.name if blob else tensor.name + ".npy"
         self.tensor = tensor
         self.head = b"" if blob else header(tensor)
-        self.flags = 0 if name.isascii() else 0x800
+        self.flags = (0 if name.isascii() else 0x800) | (_FOLLOWS if follows else 0)
         self.name = name.encode("utf-8")
         self.method = method
         self.size = self.packed = len(self.head) + tensor.nbytes
@@ -130,13 +134,23 @@ class _Member:
                 padding += to
             self.extra = struct.pack("<3H", _ALIGN_FIELD, padding - 4, to) + bytes(padding - 6)
 
+    @property
+    def all_bytes(self) -> int:
+        """All that it takes, what follows its data included."""
+        return self.local_bytes + self.packed + (_DESCRIPTOR.size if self.flags & _FOLLOWS else 0)
+
     def local(self) -> bytes:
-        zip64 = _ZIP64.pack(1, 16, self.size, self.packed)
+        size, packed, crc = (0, 0, 0) if self.flags & _FOLLOWS else (self.size, self.packed, self.crc)
+        zip64 = _ZIP64.pack(1, 16, size, packed)
         fixed = _LOCAL.pack(
-            b"PK\x03\x04", 45, 0, self.flags, self.method, 0, _DATE, self.crc, 0xFFFFFFFF, 0xFFFFFFFF,
+            b"PK\x03\x04", 45, 0, self.flags, self.method, 0, _DATE, crc, 0xFFFFFFFF, 0xFFFFFFFF,
             len(self.name), len(zip64) + len(self.extra),
         )  # fmt: skip
         return fixed + self.name + zip64 + self.extra
+
+    def descriptor(self) -> bytes:
+        """What follows the data in a target that cannot seek."""
+        return _DESCRIPTOR.pack(b"PK\x07\x08", self.crc, self.packed, self.size)
 
     def central(self) -> bytes:
         size, packed, offset = self.size, self.packed, self.offset
@@ -155,29 +169,29 @@ class _Member:
         return fixed + self.name + extra + self.comment
 
 
-def write(plan: Plan, settings: Settings) -> OutputFile:
+def write(plan: Plan, settings: Settings) -> FileOutput:
     """Write the plan's tensors; the archive is complete but not yet in its place."""
     comment = dump_metadata(plan.metadata, plan.target)
-    output = OutputFile(plan.target, overwrite=settings.overwrite)
+    output = open_output(plan.target, settings)
     with committed(output):
         if settings.level is None:
-            members = [_Member(tensor, _STORED) for tensor in plan.tensors]
+            members = [_Member(tensor, _STORED, output.sequential) for tensor in plan.tensors]
             end = _write_stored(members, output, settings)
         else:
-            members = [_Member(tensor, _DEFLATED) for tensor in plan.tensors]
+            members = [_Member(tensor, _DEFLATED, output.sequential) for tensor in plan.tensors]
             end = _Deflating(members, output, settings).write()
         _write_directory(members, output, end, comment)
     return output
 
 
-def _write_stored(members: list[_Member], output: OutputFile, settings: Settings) -> int:
+def _write_stored(members: list[_Member], output: FileOutput, settings: Settings) -> int:
     """All places are known beforehand, so members are filled in any order."""
     at = 0
     for member in members:
         member.offset = at
         if settings.align > 1:
             member.align(settings.align)
-        at += member.local_bytes + member.size
+        at += member.all_bytes
     output.reserve(at)
 
     def slots() -> Iterator[Slot]:
@@ -191,7 +205,12 @@ def _write_stored(members: list[_Member], output: OutputFile, settings: Settings
         member.crc = slot.crc
         return member.local() + member.head
 
-    fill(slots(), settings.jobs, head=head, progress=settings.progress)
+    def tail(slot: Slot) -> bytes:
+        member = cast(_Member, slot.tag)
+        member.crc = slot.crc
+        return member.descriptor()
+
+    fill(slots(), settings.jobs, head=head, tail=tail, progress=settings.progress, spread=settings.spread)
     return at
 
 
@@ -214,7 +233,7 @@ class _Packed(NamedTuple):
 class _Deflating:
     """Deflates members in blocks, in parallel, and writes them in order."""
 
-    def __init__(self, members: list[_Member], output: OutputFile, settings: Settings) -> None:
+    def __init__(self, members: list[_Member], output: FileOutput, settings: Settings) -> None:
         self._output = output
         self._settings = settings
         self._level = settings.level or DEFAULT_LEVEL
@@ -223,6 +242,8 @@ class _Deflating:
         self._pending_bytes = self._flushed = 0
         self._problems: list[ConvertError] = []
         self._pieces = self._cut(members)
+        if output.sequential:
+            output.reserve(sum(member.all_bytes for member in members))
 
     def write(self) -> int:
         """Returns where the last member ends."""
@@ -280,19 +301,19 @@ class _Deflating:
                 self._at += member.local_bytes
             member.crc = crc32_combine(member.crc, crc, len(block.data)) if member.packed else crc
             member.packed += len(data)
-            if block.is_first and block.is_last:
+            follows = member.flags & _FOLLOWS
+            if block.is_last:
                 member.packed += len(DEFLATE_END)
-                self._append(member.local(), data, DEFLATE_END)
-            elif block.is_first:
-                self._append(bytes(member.local_bytes), data)
-            elif block.is_last:
-                member.packed += len(DEFLATE_END)
-                self._append(data, DEFLATE_END)
+            if block.is_first:
+                whole = block.is_last or follows
+                self._append(member.local() if whole else bytes(member.local_bytes))
+            self._append(data)
+            if block.is_last:
+                self._append(DEFLATE_END, member.descriptor() if follows else b"")
+            if block.is_last and not block.is_first and not follows:
                 self._flush()
                 self._output.write_at(member.offset, member.local())
-            else:
-                self._append(data)
-            self._at = member.offset + member.local_bytes + member.packed
+            self._at = member.offset + (member.all_bytes if block.is_last else member.local_bytes + member.packed)
             if self._settings.progress is not None:
                 self._settings.progress.add(len(block.data), member.tensor.name)
 
@@ -309,7 +330,7 @@ class _Deflating:
         self._pending, self._pending_bytes = [], 0
 
 
-def _write_directory(members: list[_Member], output: OutputFile, begin: int, comment: bytes) -> None:
+def _write_directory(members: list[_Member], output: FileOutput, begin: int, comment: bytes) -> None:
     """Central directory and end record; the comment is the archive's."""
     at = begin
     for first in range(0, len(members), _ENTRIES):

@@ -15,11 +15,11 @@ from typing import TYPE_CHECKING
 from convert.dtypes import CANONICAL
 from convert.errors import ConvertError, InputError, PolicyError, UsageError, gather
 from convert.memory import KEY, dump_origins
-from convert.output import OutputFile, committed
+from convert.output import FileOutput, committed, open_output
 from convert.transfer import Slot, fill
 
 if TYPE_CHECKING:
-    from convert.outputset import OutputSet
+    from convert.outputset import SetOutput
     from convert.plan import Plan
     from convert.tensor import Origin, Tensor
     from convert.writing import Settings
@@ -85,11 +85,12 @@ def _countable(shape: tuple[int, ...]) -> bool:
     return True
 
 
-def write(plan: Plan, settings: Settings) -> OutputFile:
+def write(plan: Plan, settings: Settings) -> FileOutput:
     """Write the plan's tensors; the file is complete but not yet in its place."""
-    output = OutputFile(plan.target, overwrite=settings.overwrite)
+    output = open_output(plan.target, settings)
     with committed(output):
-        fill(_slots(plan, plan.tensors, plan.text_origins, output, settings), settings.jobs, progress=settings.progress)
+        slots = _slots(plan, plan.tensors, plan.text_origins, output, settings)
+        fill(slots, settings.jobs, progress=settings.progress, spread=settings.spread)
     return output
 
 
@@ -116,7 +117,7 @@ def split(plan: Plan, max_shard_size: int | str | None) -> Split:
     return found
 
 
-def write_split(plan: Plan, found: Split, settings: Settings, own: Collection[str]) -> OutputSet:
+def write_split(plan: Plan, found: Split, settings: Settings, own: Collection[str]) -> SetOutput:
     """Write the shards and their index; all are complete but not yet in their places.
 
     Args:
@@ -125,9 +126,9 @@ def write_split(plan: Plan, found: Split, settings: Settings, own: Collection[st
         settings: How to write; `overwrite` is what the user said.
         own: Real paths of source files that may be replaced.
     """
-    from convert.outputset import MANY_FILES, OutputSet
+    from convert.outputset import MANY_FILES, open_set
 
-    output = OutputSet(found.paths, found.index, found.stale(), overwrite=settings.overwrite, own=own)
+    output = open_set(found.paths, found.index, found.stale(), settings, own)
     problems: list[ConvertError] = []
     with committed(output):
         for begin in range(0, len(found.shards), MANY_FILES):
@@ -146,7 +147,7 @@ def write_split(plan: Plan, found: Split, settings: Settings, own: Collection[st
 
 
 def _slots(
-    plan: Plan, tensors: list[Tensor], text_origins: Mapping[str, Origin], output: OutputFile, settings: Settings
+    plan: Plan, tensors: list[Tensor], text_origins: Mapping[str, Origin], output: FileOutput, settings: Settings
 ) -> Iterator[Slot]:
     """Write the header of a file and give the places of its tensors."""
     tensors = sorted(tensors, key=lambda tensor: (_RANK[tensor.dtype.name], tensor.name))

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from convert.errors import UsageError
+from convert.files import beside, names_beside
 
 if TYPE_CHECKING:
     from convert.tensor import Tensor
@@ -69,15 +70,11 @@ class Split:
 
         What programs look at first comes first.
         """
-        folder, name = os.path.split(self.target)
+        name = os.path.basename(self.target)
         suffix = name[-len(SUFFIX) :]
         shard = re.compile(re.escape(name[: -len(SUFFIX)]) + r"-[0-9]{5,}-of-[0-9]{5,}" + re.escape(suffix))
         new = set(self.paths)
-        try:
-            there = sorted(os.listdir(folder or os.curdir))
-        except OSError:  # writing will say why
-            there = []
-        old = [os.path.join(folder, file) for file in there if shard.fullmatch(file)]
+        old = [beside(self.target, file) for file in names_beside(self.target) if shard.fullmatch(file)]
         found = [self.target] if len(self.shards) > 1 else [self.target + INDEX_SUFFIX]
         return [path for path in (*found, *old) if path not in new and not os.path.isdir(path)]
 
