@@ -4,6 +4,7 @@
     python -m benchmarks --small                about a minute, inputs a sixteenth of the size
     python -m benchmarks --only fortran,inflate --runs 9
     python -m benchmarks --scaling              seconds per GB and per tensor
+    python -m benchmarks --folders              trees of small and of large files
 
 Every job runs in turn with its peers (ours, cp, script, ours, cp, script, ...) after one warm-up of each; outputs are
 removed outside the timed part. `ratio` is the median of the rounds' ratios of wall time, `cpu` that of CPU time, which
@@ -27,7 +28,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from benchmarks import chart, run, scaling
+from benchmarks import chart, folders, run, scaling
 from benchmarks.jobs import JOBS
 
 _FULL_BYTES = 6 << 30
@@ -49,7 +50,10 @@ def main(arguments: Sequence[str]) -> int:
             if free < _FULL_BYTES // divisor:
                 sys.exit(f"{_FULL_BYTES // divisor >> 20} MiB of disk are needed in {name}; {free >> 20} are free")
             bench = run.Bench(Path(name).resolve(), divisor, keep=wanted.keep is not None)
-            found = (_scaling if wanted.scaling else _speed)(bench, wanted, count)
+            if wanted.folders:
+                found = folders.show(folders.measure(bench, Path(name).resolve(), divisor, count))
+            else:
+                found = (_scaling if wanted.scaling else _speed)(bench, wanted, count)
     except KeyboardInterrupt:
         sys.stderr.write("interrupted\n")
         return 130
@@ -79,6 +83,7 @@ def _options(arguments: Sequence[str]) -> argparse.Namespace:
 
     parser.add_argument("--small", action="store_true", help="inputs a sixteenth of the size, 3 runs")
     parser.add_argument("--scaling", action="store_true", help="time against bytes and number of tensors instead")
+    parser.add_argument("--folders", action="store_true", help="trees of small and of large files instead")
     parser.add_argument("--only", metavar="NAME,...", type=chosen, default=set(names), help="some of the jobs")
     parser.add_argument("--runs", metavar="R", type=positive, help="rounds (default 5, small 3)")
     parser.add_argument("--jobs", metavar="N", type=positive, help="threads of convert (default its own)")

@@ -1,7 +1,8 @@
 """A tree of files, each converted into another tree: whatever happens to one, the others are done; run again to resume.
 
-`batchtree` finds the files, `batchrun` hands them out, `batchpool` has the processes, `batchwork` does one file,
-`batchlog` remembers; `batchjob` has the words they share.
+`batchtree` finds the files, `batchrun` hands them out, `batchpool` has the processes, `cluster` has those of other
+machines, `spread` shares out one large file among them, `batchwork` does one file, `batchlog` remembers; `batchjob` has
+the words they share.
 """
 
 from __future__ import annotations
@@ -12,12 +13,13 @@ import shutil
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator
-from typing import Any
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, Any
 
 from convert import formats
 from convert.batchjob import FileReport, Order
 from convert.batchlog import fingerprint
-from convert.batchpool import Executor
+from convert.batchpool import Executor, Hands
 from convert.batchrun import Batch, BatchReport, unreachable
 from convert.batchtree import (
     FOLDER_FORMAT,
@@ -36,6 +38,9 @@ from convert.progress import Callback
 from convert.threads import MAX_JOBS, default_jobs
 from convert.version import __version__
 
+if TYPE_CHECKING:
+    from distributed import Client
+
 Path = str | os.PathLike[str]
 
 _NOT_BYTES = ("overwrite", "verify", "fsync", "jobs", "limits")
@@ -47,7 +52,7 @@ def convert_folder(
     dst: Path,
     *,
     to: str,
-    executor: Executor | None = None,
+    executor: Executor | Client | str | None = None,
     include: Iterable[str] = (),
     exclude: Iterable[str] = (),
     copy_others: bool = False,
@@ -71,7 +76,8 @@ def convert_folder(
         src: Folder of the sources.
         dst: Folder of the targets; may not lie in `src` unless `exclude` says so.
         to: Format of the targets.
-        executor: Where to run; anything with `submit` of `concurrent.futures`. Its workers must reach both folders.
+        executor: Where to run: anything with `submit` of `concurrent.futures`, a dask client or its `get_executor()`,
+            or the address of a dask scheduler. Its workers must have both folders under the same paths.
             Default: processes and threads of this machine.
         include: Globs of relative paths, names or folders; only these are taken.
         exclude: Globs of what is left out.
@@ -102,25 +108,32 @@ def convert_folder(
     if executor is not None:  # its workers may be elsewhere
         source, target = os.path.abspath(source), os.path.abspath(target)
     row = formats.by_name(to)
-    options.update({name: tuple(options[name]) for name in ("rename", "cast") if name in options})
-    _check_options(to, row, jobs, options)
+    settings = _checked(to, row, jobs, options)
+    order = Order(source, target, to, options, settings, overwrite, fsync, checksum, delete_source)
     rules = Rules(tuple(include), tuple(exclude))
     check_places(source, target, rules)
     tree = read_tree(source, row, rules, copy_others=copy_others)
     tree.items = check_collisions(tree.items, target, folds=dry_run and folds_names(target, probe=False))
     report = BatchReport(source, target, to, notes=list(tree.notes), plan=tree.items, dry_run=dry_run)
     report.free_bytes = shutil.disk_usage(existing(target)).free
-    settings = fingerprint({**{k: v for k, v in options.items() if k not in _NOT_BYTES}, "to": to, "by": __version__})
-    order = Order(source, target, to, options, settings, overwrite, fsync, checksum, delete_source)
     if dry_run:
         report.failures = [unreachable(path, err) for path, err in tree.failures]
         report.failed = len(report.failures)
     else:
-        with _prepared(target, tree):
-            batch = Batch(order, report, fail_fast, progress, on_file)
-            batch.run(tree, jobs or default_jobs(), executor, space_check)
+        batch = Batch(order, report, fail_fast, progress, on_file)
+        with _hands(executor) as hands, _prepared(target, tree):
+            batch.run(tree, jobs or default_jobs(), hands, space_check)
     report.seconds = time.perf_counter() - began
     return report
+
+
+def _hands(executor: Executor | Client | str | None) -> AbstractContextManager[Hands | None]:
+    """Who does the work; None for this machine."""
+    if executor is None:
+        return contextlib.nullcontext(None)
+    from convert import cluster
+
+    return cluster.hands(executor)
 
 
 def _check_not_a_worker() -> None:
@@ -133,9 +146,11 @@ def _check_not_a_worker() -> None:
         )
 
 
-def _check_options(to: str, row: formats.Format, jobs: int | None, options: dict[str, Any]) -> None:
-    """Refuse at once what would be refused for every file."""
+def _checked(to: str, row: formats.Format, jobs: int | None, options: dict[str, Any]) -> str:
+    """Refuse at once what would be refused for every file; returns a fingerprint of what decides about the bytes."""
     from convert.api import save
+
+    options.update({name: tuple(options[name]) for name in ("rename", "cast") if name in options})
 
     if jobs is not None and not 1 <= jobs <= MAX_JOBS:
         raise UsageError(f"jobs must be from 1 to {MAX_JOBS} (found {jobs})")
@@ -143,6 +158,7 @@ def _check_options(to: str, row: formats.Format, jobs: int | None, options: dict
     name = "x/" if to == FOLDER_FORMAT else f"x{row.suffixes[0]}"
     with contextlib.suppress(PolicyError):
         save({}, os.path.join(os.sep, "\0", name), to=to, **{**options, "dry_run": True})
+    return fingerprint({**{k: v for k, v in options.items() if k not in _NOT_BYTES}, "to": to, "by": __version__})
 
 
 @contextlib.contextmanager

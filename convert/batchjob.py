@@ -15,6 +15,7 @@ from convert.batchlog import Entry
 from convert.batchtree import Item, Stamp
 from convert.errors import ConvertError, InputError, OutputError
 from convert.files import unreadable
+from convert.version import __version__
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,8 @@ class Order:
         fsync: Force everything to the disk.
         checksum: Tell by digests, not by sizes and times, what is finished.
         delete_source: Sources will be removed; so targets must be proven.
+        run: File that is there as long as the run lives, where others may do its work; a worker must see it.
+        version: Of the program that asks.
     """
 
     src: str
@@ -42,16 +45,29 @@ class Order:
     fsync: bool
     checksum: bool
     delete_source: bool
+    run: str | None = None
+    version: str = __version__
 
 
 @dataclass(frozen=True)
 class Job:
-    """One file to do, and what the journal knows of it."""
+    """One file to do, and what the journal knows of it.
+
+    Attributes:
+        order: The batch's.
+        item: The file.
+        known: What an earlier run has noted.
+        begun: A run that died may have written the target.
+        fresh: There was no target when this was handed over: what is found there, an earlier try has made.
+        wait: Until another run that is at this file is done with it.
+        jobs: Threads; None for all cores of the machine where it is done.
+    """
 
     order: Order
     item: Item
     known: Entry | None = None
     begun: bool = False
+    fresh: bool = False
     wait: bool = False
     jobs: int | None = 1
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, BrokenExecutor, Future, wait
 from contextlib import contextmanager
@@ -9,8 +10,9 @@ from typing import Any, Protocol
 
 from convert.batchjob import FileReport, Job
 from convert.batchwork import do_chunk, ready, start_worker
+from convert.errors import ConvertError, OutputError
 
-_WAKE_SECONDS = 1.0
+WAKE_SECONDS = 1.0
 """A wait without end could not be interrupted on Windows."""
 
 
@@ -20,6 +22,50 @@ class Executor(Protocol):
     def submit(self, fn: Callable[..., Any], /, *args: Any) -> Future[Any]:
         """Run a function somewhere, some time."""
         ...
+
+
+WINDOW_OF_OTHERS = 1024
+"""Chunks handed to an executor before it has answered, where it is not known how many workers it has."""
+_MOST_RETURNS = 10_000
+"""Chunks that may come back undone, one after another, before that counts as the end."""
+
+
+class Hands:
+    """An executor, and what is known about it.
+
+    Attributes:
+        losses: What its futures raise when a worker died, as against work that failed.
+        threads: Of all its workers together, now; 0 where that is not known.
+    """
+
+    losses: tuple[type[BaseException], ...] = (BrokenExecutor,)
+    threads = 0
+
+    def __init__(self, executor: Executor, window: int = WINDOW_OF_OTHERS) -> None:
+        self._executor = executor
+        self._window = window
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any) -> Future[Any]:
+        """Run a function on a worker; RuntimeError if there can be none any more."""
+        return self._executor.submit(fn, *args)
+
+    def window(self) -> int:
+        """How many pieces of work to hand over before one is done."""
+        return self._window
+
+    def check(self) -> None:
+        """Called about once a second while work is in flight; OutputError if nobody will ever do it."""
+
+    def probe(self, jobs: list[Job]) -> None:
+        """OutputError if a worker could not do any of these."""
+
+
+class Alone(Hands):
+    """The same, one piece of work at a time."""
+
+    def __init__(self, hands: Hands) -> None:
+        super().__init__(hands, 1)
+        self.losses, self.check = hands.losses, hands.check  # type: ignore[method-assign]
 
 
 Chunk = list[Job]
@@ -41,54 +87,70 @@ class Crew:
         self._settle = settle
         self._halted = halted
         self._flying: dict[Future[list[FileReport]], Chunk] = {}
+        self._returned: deque[Chunk] = deque()
+        self._in_vain = 0
 
-    def drive(self, executor: Executor, chunks: Iterable[Chunk], window: int) -> tuple[list[Job], list[Job]]:
-        """Do all chunks, at most `window` at a time.
+    def drive(self, hands: Hands, chunks: Iterable[Chunk]) -> tuple[list[Job], list[Job]]:
+        """Do all chunks, as many at a time as `hands` wants.
 
         Returns:
             Jobs that were in flight when a worker died, and those not handed over then; none if all went well.
+
+        Raises:
+            OutputError: Nobody does them any more, or a worker cannot do any.
         """
         lost: list[Job] = []
         queue = iter(chunks)
         chunk = next(queue, None)
         try:
             while chunk is not None or self._flying:
-                while chunk is not None and len(self._flying) < window and not self._halted() and not lost:
-                    if not self._launch(executor, self._begin(chunk)):
+                while chunk is not None and len(self._flying) < hands.window() and not self._halted() and not lost:
+                    if not self._launch(hands, self._begin(chunk)):
                         lost += chunk
-                    chunk = next(queue, None)
+                    chunk = self._returned.popleft() if self._returned else next(queue, None)
                 if self._halted():
                     self.cancel()
                 if not self._flying:
                     break
-                done, _ = wait(self._flying, timeout=_WAKE_SECONDS, return_when=FIRST_COMPLETED)
+                done, _ = wait(self._flying, timeout=WAKE_SECONDS, return_when=FIRST_COMPLETED)
+                hands.check()
                 for future in done:
-                    lost += self._land(future)
+                    lost += self._land(future, hands.losses)
+                if chunk is None and self._returned:
+                    chunk = self._returned.popleft()
         except BaseException:
             self.cancel()
             raise
-        rest = [*(chunk or ()), *(job for later in queue for job in later)] if lost else []
+        rest = [*(chunk or ()), *(job for later in (*self._returned, *queue) for job in later)] if lost else []
+        self._returned.clear()
         return lost, rest
 
-    def _launch(self, executor: Executor, chunk: Chunk) -> bool:
+    def _launch(self, hands: Hands, chunk: Chunk) -> bool:
         try:
-            self._flying[executor.submit(do_chunk, chunk)] = chunk
-        except BrokenExecutor:
+            self._flying[hands.submit(do_chunk, chunk)] = chunk
+        except RuntimeError:  # broken, or shut down
             return False
         return True
 
-    def _land(self, future: Future[list[FileReport]]) -> list[Job]:
+    def _land(self, future: Future[list[FileReport]], losses: tuple[type[BaseException], ...]) -> list[Job]:
         """Settle what a future brought; returns its jobs if its worker died."""
         chunk = self._flying.pop(future)
-        if future.cancelled():
+        if future.cancelled():  # not by us: a cluster does so when it starts anew
+            self._in_vain += 1
+            if self._in_vain > _MOST_RETURNS:
+                raise OutputError("the executor gives all work back undone", hint="look at the logs of its workers")
+            self._returned.append(chunk)
             return []
         err = future.exception()
-        if isinstance(err, BrokenExecutor):
+        if isinstance(err, losses):
             return chunk
         if err is None:
+            self._in_vain = 0
             for job, report in zip(chunk, future.result(), strict=True):
                 self._settle(job, report)
             return []
+        if isinstance(err, ConvertError):  # about the worker, not about a file
+            raise err
         for job in chunk:
             self._settle(job, failed(job, err))
         return []
@@ -102,8 +164,8 @@ class Crew:
     def collect(self) -> None:
         """Settle what has ended since an interrupt."""
         for future in list(self._flying):
-            if future.done():
-                self._land(future)
+            if future.done() and not future.cancelled():
+                self._land(future, (Exception,))
 
 
 def failed(job: Job, err: BaseException) -> FileReport:
@@ -120,7 +182,7 @@ class WorkerDiedError(Exception):
 
 
 @contextmanager
-def workers(count: int, run: str, crew: Crew) -> Iterator[Executor | None]:
+def workers(count: int, run: str, crew: Crew) -> Iterator[Hands | None]:
     """Fresh processes that end with this one; None where none can be started.
 
     A script that is not guarded by `if __name__ == "__main__"` cannot have any: each would run the script again.
@@ -137,7 +199,7 @@ def workers(count: int, run: str, crew: Crew) -> Iterator[Executor | None]:
         except BrokenExecutor:
             yield None
             return
-        yield pool
+        yield Hands(pool, 2 * count)
     except BaseException:
         stop.set()
         crew.cancel()

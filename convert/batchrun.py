@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import contextlib
+import os
 import shutil
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from convert.batchjob import FileReport, Job, Order, chunked, is_finished, remove_source
+from convert import formats
+from convert.batchjob import FileReport, Job, Order, chunked, is_finished, outputs, remove_source
 from convert.batchlog import Journal, Lines, Run, sweep
-from convert.batchpool import Crew, Executor, WorkerDiedError, failed, workers
+from convert.batchpool import Alone, Crew, Hands, WorkerDiedError, failed, workers
 from convert.batchtree import Item, Tree
 from convert.batchwork import StoppedError, do_file
 from convert.errors import ConvertError, OutputError
@@ -18,12 +21,12 @@ from convert.progress import Callback
 
 HUGE_BYTES = 64 << 20
 """From here on a file is worth all cores by itself; docs/decisions/0007 has the reason."""
+SPREAD_BYTES = 1 << 30
+"""From here on it is worth all workers of a cluster."""
 CHUNK_FILES, CHUNK_BYTES = 16, 16 << 20
 """Small files go to a process in groups of about this many."""
 _FILES_PER_WORKER, _BYTES_PER_WORKER = 64, 128 << 20
 """A process takes a while to start; with less than this it would not pay."""
-_WINDOW_OF_OTHERS = 1024
-"""Chunks handed to an executor of the caller's before it has answered; how many workers it has is not known."""
 GRAVITY = (1, 5, 3, 4, 2)
 """Exit statuses, the worst first."""
 
@@ -113,14 +116,18 @@ class Batch:
         self._settled_bytes = 0
         self._total_bytes = 0
         self._cancelled: Exception | None = None
+        self._hands: Hands | None = None
         self._crew = Crew(self._begin, self._settle, self._halted)
 
-    def run(self, tree: Tree, cores: int, executor: Executor | None, space_check: bool) -> None:
-        """Do everything there is."""
-        order = self._order
+    def run(self, tree: Tree, cores: int, hands: Hands | None, space_check: bool) -> None:
+        """Do everything there is, here or by other hands."""
         with contextlib.ExitStack() as stack:
-            run = Run(order.dst)
+            run = Run(self._order.dst)
             stack.callback(run.close)
+            if hands is not None:
+                self._hands = hands
+                self._order = replace(self._order, run=run.path)
+            order = self._order
             self._journal = Journal(order.dst, (order.src, order.to), run.name, fsync=order.fsync)
             stack.callback(self._journal.close)
             if run.alone:
@@ -134,8 +141,8 @@ class Batch:
             if space_check:
                 self._check_space(jobs)
             self._total_bytes = sum(job.item.stamp.size for job in jobs)
-            if executor is not None:
-                self._elsewhere(jobs, executor)
+            if hands is not None:
+                self._elsewhere(jobs, hands, cores)
             else:
                 self._here(jobs, cores, run)
         settled = self._report.done + self._report.skipped + self._report.failed - len(tree.failures)
@@ -181,45 +188,81 @@ class Batch:
             with workers(count, run.path, self._crew) as pool:
                 if pool is None:
                     break
-                lost, small = self._crew.drive(pool, chunked(small, CHUNK_FILES, CHUNK_BYTES), 2 * count)
-            self._find_culprit([replace(job, begun=True) for job in lost], run)
+                lost, small = self._crew.drive(pool, chunked(small, CHUNK_FILES, CHUNK_BYTES))
+            self._find_culprit([replace(job, begun=True) for job in lost], lambda: workers(1, run.path, self._crew))
         self._in_turn(small, 1)
         self._do_later(lambda later: self._in_turn(later, cores))
 
-    def _find_culprit(self, jobs: list[Job], run: Run) -> None:
+    def _find_culprit(self, jobs: list[Job], one_pair: Callable[[], AbstractContextManager[Hands | None]]) -> None:
         """Do each alone; the one whose worker dies again has failed."""
         while jobs and not self._halted():
-            with workers(1, run.path, self._crew) as pool:
-                if pool is None:
+            with one_pair() as hands:
+                if hands is None:
                     raise OutputError("no worker process can be started any more", path=self._order.dst)
-                lost, jobs = self._crew.drive(pool, [[job] for job in jobs], 1)
+                lost, jobs = self._crew.drive(Alone(hands), [[job] for job in jobs])
             for job in lost:
                 died = WorkerDiedError("the process that converted it ended: killed, or out of memory")
+                sweep(self._order.dst, [job.item.target])
                 self._settle(job, failed(job, died))
 
-    def _in_turn(self, jobs: Iterable[Job], threads: int) -> None:
-        """One file after another in this process, each with so many threads."""
+    def _in_turn(self, jobs: Iterable[Job], threads: int, hands: Hands | None = None) -> list[Job]:
+        """One file after another from this process, each with so many threads, or with the workers of `hands`.
+
+        Returns:
+            Those that cannot be shared out among workers.
+        """
+        whole = []
         for job in jobs:
             if self._halted():
-                return
+                break
             (begun,) = self._begin([job])
-            report = do_file(replace(begun, jobs=threads), self._watch(begun))
+            begun = replace(begun, jobs=threads)
+            if hands is None:
+                report = do_file(begun, self._watch(begun))
+            else:
+                from convert.spread import Spread
+
+                report = do_file(begun, self._watch(begun), Spread(hands, self._order))
             if self._cancelled is not None:
                 raise self._cancelled
-            self._settle(begun, report)
+            if report.status == "whole":
+                whole.append(job)
+            else:
+                self._settle(begun, report)
+        return whole
 
-    def _elsewhere(self, jobs: list[Job], executor: Executor) -> None:
-        """All by the caller's executor; a large file with all cores of the machine it gets to."""
+    def _elsewhere(self, jobs: list[Job], hands: Hands, cores: int) -> None:
+        """All by workers: the largest by all of them, other large ones with all cores of the machine they get to."""
+        if jobs:
+            hands.probe(jobs)
         jobs = [replace(job, jobs=None) if job.item.stamp.size >= HUGE_BYTES else job for job in jobs]
-        self._drive(jobs, executor)
-        self._do_later(lambda later: self._drive(later, executor))
+        shared = [job for job in jobs if hands.threads > 1 and self._may_be_shared(job)]
+        others = [job for job in jobs if hands.threads <= 1 or not self._may_be_shared(job)]
+        whole = self._in_turn(shared, cores, hands)
+        try:
+            self._drive([*whole, *others], hands)
+            self._do_later(lambda later: self._drive(later, hands))
+        except BaseException:
+            self._crew.collect()
+            raise
 
-    def _drive(self, jobs: list[Job], executor: Executor) -> None:
-        lost, rest = self._crew.drive(executor, chunked(jobs, CHUNK_FILES, CHUNK_BYTES), _WINDOW_OF_OTHERS)
-        for job in [*lost, *rest]:
-            self._settle(job, failed(job, WorkerDiedError("the executor broke before this file was done")))
+    def _may_be_shared(self, job: Job) -> bool:
+        """Whether it is large, and one file comes out whose tensors have places that are known beforehand."""
+        options = self._order.options
+        return (
+            job.item.stamp.size >= SPREAD_BYTES
+            and not job.item.copy
+            and not options.get("compress")
+            and options.get("max_shard_size") is None
+            and self._order.to in {row.name for row in formats.BUILT_IN}
+        )
 
-    def _do_later(self, do: Callable[[list[Job]], None]) -> None:
+    def _drive(self, jobs: list[Job], hands: Hands) -> None:
+        while jobs and not self._halted():
+            lost, jobs = self._crew.drive(hands, chunked(jobs, CHUNK_FILES, CHUNK_BYTES))
+            self._find_culprit(lost, lambda: contextlib.nullcontext(hands))
+
+    def _do_later(self, do: Callable[[list[Job]], object]) -> None:
         """What another run was at: wait for it, and finish what it did not."""
         later, self._later = self._later, []
         do([replace(job, wait=True) for job in later])
@@ -237,8 +280,15 @@ class Batch:
             replace(job, known=finished.get(job.item.source), begun=job.begun or job.item.source in begun)
             for job in jobs
         ]
+        if self._hands is not None:  # a worker may die after it has written a target, and another find it there
+            made = [replace(job, fresh=job.fresh or not self._is_there(job)) for job in made]
         self._journal.begin((job.item.source, job.item.target) for job in made)
         return made
+
+    def _is_there(self, job: Job) -> bool:
+        """Whether there is a target, in any of its forms."""
+        target = os.path.join(self._order.dst, *job.item.target.split("/"))
+        return bool(outputs(target)) or (job.item.may_be_folder and os.path.lexists(os.path.splitext(target)[0]))
 
     def _settle(self, job: Job, report: FileReport) -> None:
         """Take in a file's report."""
@@ -248,7 +298,9 @@ class Batch:
             self._later.append(job)
             return
         if report.status == "failed":
-            if report.exit_status in (2, 3, 4) and not job.begun:  # else the target may have got its name
+            if report.exit_status in (2, 3, 4) and not (
+                job.begun or job.fresh
+            ):  # else the target may have got its name
                 self._journal.failed(job.item.source)
         elif report.entry is not None:
             self._journal.done(job.item.source, report.entry, sync=self._order.delete_source)

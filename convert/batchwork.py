@@ -28,16 +28,22 @@ from convert.batchjob import (
 )
 from convert.batchlog import Entry, claim, hold_run, short
 from convert.batchtree import FOLDER_FORMAT, STATE, Stamp
-from convert.errors import OutputError, PolicyError
+from convert.errors import OutputError, PolicyError, TargetExistsError
 from convert.files import SourceFile, unwritable
 from convert.output import OutputFile, committed, target_exists
+from convert.version import __version__
+from convert.writing import WholeError
 
 if TYPE_CHECKING:
     from multiprocessing.synchronize import Event
 
+    from convert.batchjob import Order
     from convert.report import Report
+    from convert.writing import Spreading
 
 _COPY_BYTES = 1 << 20
+_LOOK_SECONDS = 1.0
+"""How often a worker elsewhere looks whether its work is still wanted."""
 
 
 class BusyError(Exception):
@@ -84,13 +90,62 @@ def _stopped(_: int, __: int, ___: str) -> None:
         raise StoppedError
 
 
+def following(run: str | None, watch: Watch = _stopped) -> Watch:
+    """Watches a run from elsewhere: StoppedError soon after its file is gone, as it is when the run ends in any way."""
+    if run is None:
+        return watch
+    next_look = 0.0
+
+    def look(done: int, total: int, name: str) -> None:
+        nonlocal next_look
+        watch(done, total, name)
+        now = time.monotonic()
+        if now >= next_look:
+            next_look = now + _LOOK_SECONDS
+            if not os.path.exists(run):
+                raise StoppedError
+
+    return look
+
+
+def check_place(order: Order) -> None:
+    """What is true on the machine that asked must be true here.
+
+    Raises:
+        OutputError: This is another version of the program, or another machine that has not the same folders.
+    """
+    from socket import gethostname
+
+    if order.run is None:
+        return
+    here = f"the worker of process {os.getpid()} on {gethostname()}"
+    if order.version != __version__:
+        raise OutputError(
+            f"{here} has another version of tensor-convert (expected {order.version}, found {__version__})",
+            hint=f"pip install tensor-convert=={order.version} there",
+        )
+    for path, wanted in ((order.src, order.src), (order.dst, order.run)):
+        if not os.path.exists(wanted):
+            raise OutputError(
+                f"{here} does not see this folder", path=path, hint="all workers need it under the same path; mount it"
+            )
+
+
 def do_chunk(jobs: Sequence[Job]) -> list[FileReport]:
-    """Several small files, one after another."""
-    return [do_file(job) for job in jobs]
+    """Several small files, one after another; OutputError if this is no place to do them."""
+    order = jobs[0].order
+    check_place(order)
+    return [do_file(job, following(order.run)) for job in jobs]
 
 
-def do_file(job: Job, watch: Watch = _stopped) -> FileReport:
-    """One file; whatever goes wrong with it is in the report, and its target is as it was."""
+def do_file(job: Job, watch: Watch = _stopped, spread: Spreading | None = None) -> FileReport:
+    """One file; whatever goes wrong with it is in the report, and its target is as it was.
+
+    Args:
+        job: What.
+        watch: Called as work goes on; StoppedError ends it.
+        spread: Has its bytes copied elsewhere; the status is 'whole' where they cannot be.
+    """
     began = time.perf_counter()
     item = job.item
     report = FileReport(item.source, item.target, copied=item.copy, source_bytes=item.stamp.size)
@@ -99,9 +154,11 @@ def do_file(job: Job, watch: Watch = _stopped) -> FileReport:
         with claim(os.path.join(job.order.dst, STATE), item.target, wait=job.wait) as held:
             if not held:
                 raise BusyError
-            _do(job, report, watch)
+            _do(job, report, _Maker(job, watch, spread))
     except BusyError:
         report.status = "busy"
+    except WholeError:
+        report.status = "whole"
     except StoppedError:
         report.status = "stopped"
     except Exception as err:  # one bad file, or bug, stops no other
@@ -110,7 +167,7 @@ def do_file(job: Job, watch: Watch = _stopped) -> FileReport:
     return report
 
 
-def _do(job: Job, report: FileReport, watch: Watch) -> None:
+def _do(job: Job, report: FileReport, maker: _Maker) -> None:
     order, item = job.order, job.item
     sources = sources_of(order, item)
     stamp = stamp_of(sources)
@@ -136,13 +193,13 @@ def _do(job: Job, report: FileReport, watch: Watch) -> None:
         raise OutputError("the target is the source itself", path=target, hint="remove that link, or convert it alone")
     ours = _unchanged(job)
     if order.overwrite or (there and set(there) <= set(ours)):
-        made = _make(job, target, True, watch)
-    elif job.begun or (item.copy and there):
-        made = _adopt(job, target, watch)
+        made = maker.make(target, True)
+    elif job.begun or job.fresh or (item.copy and there):
+        made = maker.adopt(target)
     elif os.path.lexists(target) or there:
         raise target_exists(target)
     else:
-        made = _make(job, target, False, watch)
+        made = maker.make(target, False)
     _remove_old(set(ours) - set(outputs(target)))
     _describe(job, report, made, target, stamp, source_sha256)
 
@@ -196,29 +253,72 @@ def _target(job: Job) -> str:
     return target
 
 
-def _make(job: Job, target: str, overwrite: bool, watch: Watch) -> Report | None:
-    """Convert, or copy, one file."""
-    from convert.api import convert_file
+class _Maker:
+    """Writes the target of one job."""
 
-    order = job.order
-    source = os.path.join(order.src, *job.item.source.split("/"))
-    if job.item.copy:
-        _copy(source, target, overwrite, order.fsync, watch)
-        return None
-    options = dict(order.options)
-    verify = bool(options.pop("verify", False)) or order.delete_source
-    folder = os.path.basename(target) != os.path.basename(job.item.target)
-    return convert_file(
-        source,
-        target + "/" if folder else target,
-        to=order.to,
-        overwrite=overwrite,
-        fsync=order.fsync,
-        verify=verify,
-        jobs=job.jobs,
-        progress=watch,
-        **options,
-    )
+    def __init__(self, job: Job, watch: Watch, spread: Spreading | None) -> None:
+        self._job = job
+        self._watch = watch
+        self._spread = spread
+
+    def make(self, target: str, overwrite: bool) -> Report | None:
+        """Convert, or copy, one file."""
+        from convert.api import convert_file
+
+        job, order = self._job, self._job.order
+        source = os.path.join(order.src, *job.item.source.split("/"))
+        if job.item.copy:
+            _copy(source, target, overwrite, order.fsync, self._watch)
+            return None
+        options = dict(order.options)
+        verify = bool(options.pop("verify", False)) or order.delete_source
+        folder = os.path.basename(target) != os.path.basename(job.item.target)
+        return convert_file(
+            source,
+            target + "/" if folder else target,
+            to=order.to,
+            overwrite=overwrite,
+            fsync=order.fsync,
+            verify=verify,
+            jobs=job.jobs,
+            progress=self._watch,
+            spread=self._spread,
+            **options,
+        )
+
+    def adopt(self, target: str) -> Report | None:
+        """Somebody who died may have written this target, or part of it; what is there must be what we would write.
+
+        Raises:
+            TargetExistsError: It is not, so it is not ours.
+        """
+        there = outputs(target)
+        if not there and not os.path.lexists(target):
+            try:
+                return self.make(target, False)
+            except TargetExistsError:
+                pass  # parts are there, or whoever was taken for dead has just finished
+        folder = os.path.join(self._job.order.dst, STATE, "again", short(self._job.item.target))
+        shutil.rmtree(folder, ignore_errors=True)
+        try:
+            os.makedirs(folder)
+        except OSError as err:
+            raise unwritable(folder, err) from err
+        try:
+            return self._compare(target, os.path.join(folder, os.path.basename(target)))
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+
+    def _compare(self, target: str, again: str) -> Report | None:
+        """Made once more beside it, it must come out equal."""
+        made = self.make(again, False)
+        wanted = {_moved(path, again, target): path for path in outputs(again)}
+        there = {path for path in (*wanted, *outputs(target), target) if os.path.lexists(path)}
+        if os.path.isdir(target):
+            there.discard(target)
+        if not all(path in wanted and filecmp.cmp(path, wanted[path], shallow=False) for path in there):
+            raise target_exists(target)
+        return made if there == set(wanted) else self.make(target, True)
 
 
 def _copy(source: str, target: str, overwrite: bool, fsync: bool, watch: Watch) -> None:
@@ -237,32 +337,6 @@ def _copy(source: str, target: str, overwrite: bool, fsync: bool, watch: Watch) 
             output.commit(fsync=fsync)
     finally:
         file.close()
-
-
-def _adopt(job: Job, target: str, watch: Watch) -> Report | None:
-    """A run that died may have written this target, or part of it: made once more, what is there must come out equal.
-
-    Raises:
-        TargetExistsError: It does not, so it is not ours.
-    """
-    folder = os.path.join(job.order.dst, STATE, "again", short(job.item.target))
-    shutil.rmtree(folder, ignore_errors=True)
-    try:
-        os.makedirs(folder)
-    except OSError as err:
-        raise unwritable(folder, err) from err
-    try:
-        again = os.path.join(folder, os.path.basename(target))
-        made = _make(job, again, False, watch)
-        wanted = {_moved(path, again, target): path for path in outputs(again)}
-        there = {path for path in (*wanted, *outputs(target), target) if os.path.lexists(path)}
-        if os.path.isdir(target):
-            there.discard(target)
-        if not all(path in wanted and filecmp.cmp(path, wanted[path], shallow=False) for path in there):
-            raise target_exists(target)
-        return made if there == set(wanted) else _make(job, target, True, watch)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
 
 
 def _moved(path: str, one: str, other: str) -> str:

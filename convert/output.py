@@ -144,6 +144,11 @@ class OutputFile:
     def path(self) -> str:
         return self._real
 
+    @property
+    def is_named(self) -> bool:
+        """Whether others can open it, by what `readable` returns."""
+        return self._temporary is not None
+
     def reserve(self, size: int) -> None:
         """Take the disk space now, so that a full disk is known before any work."""
         try:

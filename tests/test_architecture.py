@@ -39,11 +39,12 @@ THIRD_PARTY: dict[str, set[str]] = {
         "convert.cli.check",
     },
 }
-OPTIONAL = {"fsspec": "remote"}
+OPTIONAL = {"fsspec": "remote", "distributed": "distributed"}
 """What an extra brings, and which."""
 LAZY: dict[str, set[str]] = {
     # What functions may import when they run.
     "fsspec": {"convert.remote", "convert.remotefile", "convert.remoteoutput"},
+    "distributed": {"convert.cluster"},
     "numpy": {"convert.dtypes", "convert.encodings", "convert.records", "convert.turning", "convert.transpose"},
     "ml_dtypes": {"convert.dtypes"},
     "tqdm": {"convert.cli.job"},

@@ -472,7 +472,7 @@ def test_a_failed_second_look_can_be_repeated(src: Path, dst: Path, monkeypatch:
         def full(*_: object) -> None:
             raise convert.OutputError("no space")
 
-        patch.setattr("convert.batchwork._adopt", full)
+        patch.setattr("convert.batchwork._Maker.adopt", full)
         assert go(src, dst).exit_status == 5
     assert go(src, dst).done == 2
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import sys
 from collections.abc import Callable
@@ -24,73 +25,93 @@ _EXIT_INTERRUPTED = 130
 _SHOWN = 50
 
 
+_Src = Annotated[str, typer.Argument(metavar="SRC_DIR", help="Folder of the sources.")]
+_Dst = Annotated[str, typer.Argument(metavar="DST_DIR", help="Folder of the targets.")]
+_To = Annotated[str, typer.Option("--to", metavar="FORMAT", help="Format of the targets.", rich_help_panel="Formats")]
+_Include = Annotated[
+    list[str] | None,
+    typer.Option("--include", metavar="GLOB", help="Take only these paths, names or folders.", rich_help_panel=_FILES),
+]
+_Exclude = Annotated[
+    list[str] | None,
+    typer.Option("--exclude", metavar="GLOB", help="Leave these out; repeatable.", rich_help_panel=_FILES),
+]
+_CopyOthers = Annotated[
+    bool, typer.Option("--copy-others", help="Copy the other files, config.json ...", rich_help_panel=_FILES)
+]
+_DeleteSource = Annotated[
+    bool,
+    typer.Option(
+        "--delete-source", help="Remove each source once its target was read back and compared.", rich_help_panel=_FILES
+    ),
+]
+_Checksum = Annotated[
+    bool,
+    typer.Option(
+        "--checksum", help="Tell by SHA-256, not by size and time, what is finished.", rich_help_panel=_RESUME
+    ),
+]
+_FailFast = Annotated[
+    bool, typer.Option("--fail-fast", help="Start nothing after the first failure.", rich_help_panel=_RESUME)
+]
+_NoSpaceCheck = Annotated[
+    bool, typer.Option("--no-space-check", help="Do not ask for free space first.", rich_help_panel=_RESUME)
+]
+_NoFsync = Annotated[
+    bool, typer.Option("--no-fsync", help="Do not wait until the disk has it.", rich_help_panel=_RESUME)
+]
+_Scheduler = Annotated[
+    str | None,
+    typer.Option(
+        "--scheduler",
+        metavar="ADDRESS",
+        help="Let the workers of a dask cluster do it: tcp://HOST:8786. All need both folders under the same paths.",
+        rich_help_panel="Where",
+    ),
+]
+
+
 def run(
-    src: Annotated[str, typer.Argument(metavar="SRC_DIR", help="Folder of the sources.")],
-    dst: Annotated[str, typer.Argument(metavar="DST_DIR", help="Folder of the targets.")],
-    to: Annotated[
-        str,
-        typer.Option("--to", metavar="FORMAT", help="Format of the targets.", rich_help_panel="Formats"),
-    ],
-    include: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--include", metavar="GLOB", help="Take only these paths, names or folders.", rich_help_panel=_FILES
-        ),
-    ] = None,
-    exclude: Annotated[
-        list[str] | None,
-        typer.Option("--exclude", metavar="GLOB", help="Leave these out; repeatable.", rich_help_panel=_FILES),
-    ] = None,
-    copy_others: Annotated[
-        bool, typer.Option("--copy-others", help="Copy the other files, config.json ...", rich_help_panel=_FILES)
-    ] = False,
-    delete_source: Annotated[
-        bool,
-        typer.Option(
-            "--delete-source",
-            help="Remove each source once its target was read back and compared.",
-            rich_help_panel=_FILES,
-        ),
-    ] = False,
-    checksum: Annotated[
-        bool,
-        typer.Option(
-            "--checksum", help="Tell by SHA-256, not by size and time, what is finished.", rich_help_panel=_RESUME
-        ),
-    ] = False,
-    fail_fast: Annotated[
-        bool, typer.Option("--fail-fast", help="Start nothing after the first failure.", rich_help_panel=_RESUME)
-    ] = False,
-    no_space_check: Annotated[
-        bool, typer.Option("--no-space-check", help="Do not ask for free space first.", rich_help_panel=_RESUME)
-    ] = False,
-    no_fsync: Annotated[
-        bool, typer.Option("--no-fsync", help="Do not wait until the disk has it.", rich_help_panel=_RESUME)
-    ] = False,
+    src: _Src,
+    dst: _Dst,
+    to: _To,
+    include: _Include = None,
+    exclude: _Exclude = None,
+    copy_others: _CopyOthers = False,
+    delete_source: _DeleteSource = False,
+    checksum: _Checksum = False,
+    fail_fast: _FailFast = False,
+    no_space_check: _NoSpaceCheck = False,
+    no_fsync: _NoFsync = False,
+    scheduler: _Scheduler = None,
     **shared: Any,
 ) -> int:
     """Convert every file below a folder; run it again to resume."""
+    own = {
+        "to": to, "include": include or (), "exclude": exclude or (), "copy_others": copy_others,
+        "delete_source": delete_source, "checksum": checksum, "fail_fast": fail_fast,
+        "space_check": not no_space_check, "fsync": not no_fsync, "executor": scheduler,
+    }  # fmt: skip
+    return _run(src, dst, own, shared)
+
+
+def _run(src: str, dst: str, own: dict[str, Any], shared: dict[str, Any]) -> int:
+    """Do it, and say what there is to say."""
     from convert.batch import convert_folder
 
     shown = {name: shared.pop(name) for name in ("dry_run", "json", "quiet", "no_progress")}
     watcher = _Watcher(json=shown["json"], quiet=shown["quiet"])
+    if own["executor"] is not None:
+        gc.enable()  # a client of a cluster does make cycles
     try:
         with job.progress_bar(shown["quiet"] or shown["no_progress"] or shown["dry_run"]) as bar:
             report = convert_folder(
                 src,
                 dst,
-                to=to,
-                include=include or (),
-                exclude=exclude or (),
-                copy_others=copy_others,
-                delete_source=delete_source,
-                checksum=checksum,
-                fail_fast=fail_fast,
-                space_check=not no_space_check,
-                fsync=not no_fsync,
                 dry_run=shown["dry_run"],
                 progress=watcher.on(bar),
                 on_file=watcher.file,
+                **own,
                 **_options(shared),
             )
     except KeyboardInterrupt:
