@@ -50,12 +50,15 @@ def to_numpy(tensor: Tensor) -> np.ndarray[Any, Any]:
             path=tensor.path,
             tensor=tensor.name,
         )
-    dtype = tensor.dtype.numpy()
+    try:
+        dtype = tensor.dtype.numpy()
+    except TypeError as err:  # a long double of another size than this machine's
+        raise UsageError(f"numpy has no {tensor.dtype} here ({err})", path=tensor.path, tensor=tensor.name) from err
     tensor = tensor.changed(big=False, fortran=False)
     if tensor.dtype.kind == "subbyte":
         tensor = tensor.changed(dtype=BY_NAME["uint8"], steps=(*tensor.steps, unpack_step(tensor.dtype)))
     try:
-        array = np.empty(tensor.shape, dtype)
+        array: np.ndarray[Any, Any] = np.ndarray(tensor.shape, dtype)  # np.empty makes S1 of S0, and U1 of U0
     except (MemoryError, ValueError) as err:
         raise LimitError(f"an array of {tensor.nbytes} bytes: {err}", path=tensor.path, tensor=tensor.name) from err
     if array.nbytes == 0:

@@ -31,6 +31,7 @@ MEMORY_BYTES = 256 << 20
 """Address space it may claim beyond what the process has; the dictionary of a lzma stream may take half of that."""
 _READ_BYTES = 4 << 20
 """Of each tensor; a few bytes of bzip2 may rightly be gigabytes."""
+_ARRAY_BYTES = 64 << 10
 _CONVERTED_BYTES = 8 << 20
 _LARGE_ITEM_BYTES = 256 << 10
 """Elements beyond this size may be handed out in parts."""
@@ -125,6 +126,8 @@ def check(data: bytes, suffix: str, folder: Path, choice: int | None = None) -> 
     second = read(source, named, 1000)
     if first.format == named:
         assert first == second, f"read twice, found {first} and {second}"
+    if choice is not None:
+        _check_findings(source, named, second)
     converted = choice is not None and first.refusal is None and first.nbytes <= _CONVERTED_BYTES
     if converted:
         assert choice is not None
@@ -185,12 +188,37 @@ def _content(tensor: Tensor, chunk_bytes: int) -> tuple[str, tuple[int, ...], st
             if total > _READ_BYTES:
                 return (*facts, "long")
         assert total == tensor.nbytes == tensor.dtype.nbytes(tensor.count), f"{tensor}: {total} bytes"
+        if total <= _ARRAY_BYTES:
+            _check_array(tensor, digest.digest())
         return (*facts, digest.hexdigest())
     except ConvertError as err:
         for problem in err.problems:
             problem.at(tensor.path, tensor.name)  # as a plan does
         check_message(err, Path(tensor.path))
         return (*facts, f"refused: {err}")
+
+
+def _check_array(tensor: Tensor, digest: bytes) -> None:
+    """As an array it has the same bytes, where numpy can hold it."""
+    with contextlib.suppress(ConvertError):
+        array = tensor.numpy()
+        assert array.shape == tensor.shape or tensor.dtype.kind == "structured", f"{tensor} became {array.shape}"
+        if tensor.dtype.kind != "subbyte":
+            assert blake2b(array.tobytes(), digest_size=16).digest() == digest, f"{tensor} as an array"
+
+
+def _check_findings(source: Path, named: str, found: Read) -> None:
+    """`convert.check` finds an error, by a rule with an id of its own, where and only where reading is refused."""
+    findings = convert.check(source, format=named, limits=LIMITS)
+    errors = [finding for finding in findings if finding.severity == "error"]
+    refusals = [content for *_, content in found.tensors.values() if content.startswith("refused")]
+    refused = found.refusal or "".join(refusals[:1])
+    if "long" not in {content for *_, content in found.tensors.values()}:
+        assert bool(errors) == bool(refused), f"found {errors}, and yet {refused or 'read'}"
+    assert not any(finding.rule == "FILE-004" for finding in errors), f"broke no rule with an id: {refused}"
+    for finding in findings:
+        assert finding.path.startswith(str(source.parent)), finding
+        assert str(finding).isprintable() or "\n" in str(finding), finding
 
 
 def _unpickled(tensor: Tensor) -> str:

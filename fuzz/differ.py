@@ -79,7 +79,7 @@ def disagreements(path: Path) -> set[Disagreement]:
     theirs, their_refusal = _theirs(data, format)
     ours, our_refusal = _ours(path)
     if format == "npy":  # one array, whatever its name
-        ours, theirs = ({"": one for one in side.values()} for side in (ours, theirs))
+        ours, theirs = (dict(zip([""], side.values(), strict=False)) for side in (ours, theirs))
     if our_refusal is not None:
         accepted = their_refusal is None and (not theirs or any(found.refusal is None for found in theirs.values()))
         return {Disagreement(reference, "refused", template(our_refusal))} if accepted else set()
@@ -200,7 +200,7 @@ def _content_of(array: Any) -> Content:
         return Content("structured", array.shape, _without_padding(array), None, dtype)
     big = dtype.byteorder == ">" or (dtype.byteorder == "=" and sys.byteorder == "big")
     name = dtype.name
-    if dtype.kind in "SUV":
+    if dtype.kind in "SU" or name.startswith("void"):  # ml_dtypes' types are of kind V too, if it was imported
         name = f"{dtype.kind}{dtype.itemsize // (4 if dtype.kind == 'U' else 1)}"
     return Content(name, array.shape, (array.byteswap() if big else array).tobytes())
 

@@ -127,7 +127,8 @@ def test_the_legal_neighbour_is_written(shape: tuple[int, ...], tmp_path: Path) 
     (tmp_path / "w.npy").write_bytes(empty(shape))
     convert.convert_file(tmp_path / "w.npy", tmp_path / "out.safetensors")
     assert disagreements(tmp_path / "out.safetensors") == set()
-    assert convert.load(tmp_path / "out.safetensors")["w"].shape == shape
+    with convert.open(tmp_path / "out.safetensors") as checkpoint:
+        assert checkpoint["w"].shape == shape
 
 
 def empty(shape: tuple[int, ...]) -> bytes:
