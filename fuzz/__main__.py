@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import fnmatch
+import importlib.util
 import json
 import multiprocessing
 import shutil
@@ -45,6 +46,10 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--only", default="*", help="with --exhaustive: files whose names match a glob")
     parser.add_argument("--pause-file", type=Path, help="wait while this file exists")
     options = parser.parse_args(argv)
+    if options.minutes is not None and importlib.util.find_spec("atheris") is None:
+        parser.error("--minutes needs atheris: pip install '.[fuzz]'")
+    if not any(fnmatch.fnmatchcase(seed.name, options.only) for seed in seeds()):
+        parser.error(f"--only {options.only}: no file of samples, cases or finds has such a name")
     if options.differential is not None:
         return _differential(options.differential)
     options.corpus.mkdir(parents=True, exist_ok=True)
@@ -124,19 +129,19 @@ class _Guided:
 
 def _exhaustive(options: argparse.Namespace) -> dict[str, float]:
     finds, began = options.corpus / "finds", time.time()
-    chosen = [seed for seed in reversed(seeds()) if fnmatch.fnmatchcase(seed.name, options.only)]
+    chosen = [seed for seed in seeds() if fnmatch.fnmatchcase(seed.name, options.only)]
     work = [(seed, options.every, finds, options.pause_file) for seed in chosen]
     with multiprocessing.Pool(options.jobs) as pool:
         counts = []
         for done, (name, count) in enumerate(pool.imap_unordered(_all_changes, work), 1):
             counts.append(count)
-            print(f"{time.time() - began:7.0f} s  {done}/{len(work)}  {name}: {count}", flush=True)
+            print(f"{time.time() - began:7.0f} s  {done}/{len(work)}  {name}: {_sum([count])}", flush=True)
     return _sum(counts)
 
 
 def _all_changes(work: tuple[Seed, int, Path, Path | None]) -> tuple[str, dict[str, float]]:
     seed, every, finds, pause_file = work
-    counts = {"executions": 0.0, "accepted": 0.0, "converted": 0.0, "finds": 0.0, "cpu_seconds": -time.process_time()}
+    counts = {"executions": 0, "accepted": 0, "converted": 0, "finds": 0, "cpu_seconds": -time.process_time()}
     with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:
         for number, data in enumerate(systematic(seed.data, seed.suffix)):
             if number % every:
@@ -169,7 +174,7 @@ def _differential(changes: int) -> int:
 
 
 def _replay(inputs: Path, finds: Path) -> dict[str, float]:
-    counts = {"executions": 0.0, "accepted": 0.0, "converted": 0.0, "finds": 0.0}
+    counts: dict[str, float] = {"executions": 0, "accepted": 0, "converted": 0, "finds": 0}
     folder = Path(tempfile.mkdtemp(prefix="fuzz-"))
     for path in sorted(inputs.iterdir()):
         data, suffix, choice = unpacked(path.read_bytes())

@@ -8,11 +8,15 @@ from __future__ import annotations
 import random
 import zlib
 from collections.abc import Iterator
+from itertools import chain
 
 from fuzz import made
 from fuzz.archives import Member, archive, members
 from fuzz.fields import RECORDS, Field, fields
 from fuzz.words import NOTES, replacements
+
+EDGE_BYTES = 4 << 10
+"""Within a file of more than twice this length, not every place is tried."""
 
 
 def replaced(data: bytes, field: Field, new: bytes, suffix: str, repair: bool) -> bytes:
@@ -93,16 +97,22 @@ def _rearranged(found: tuple[Member, ...]) -> Iterator[tuple[Member, ...]]:
         yield (first._replace(content=content), *rest)
 
 
+def _places(data: bytes) -> Iterator[int]:
+    """All of a file, or the beginning and end of a long one."""
+    edge = len(data) if len(data) <= 2 * EDGE_BYTES else EDGE_BYTES
+    return chain(range(edge), range(max(len(data) - EDGE_BYTES, edge), len(data)))
+
+
 def prefixes(data: bytes) -> Iterator[bytes]:
-    """Every proper prefix."""
-    return (data[:length] for length in range(len(data)))
+    """Every proper prefix; of a long file those that end near its beginning or end."""
+    return (data[:length] for length in _places(data))
 
 
 def bit_flips(data: bytes) -> Iterator[bytes]:
-    """Every file that differs in one bit."""
-    for at, byte in enumerate(data):
+    """Every file that differs in one bit; of a long file in one near its beginning or end."""
+    for at in _places(data):
         for bit in range(8):
-            yield data[:at] + bytes([byte ^ 1 << bit]) + data[at + 1 :]
+            yield data[:at] + bytes([data[at] ^ 1 << bit]) + data[at + 1 :]
 
 
 def field_changes(data: bytes, suffix: str) -> Iterator[bytes]:

@@ -246,6 +246,16 @@ def test_changes_are_the_same_each_time_and_do_change() -> None:
             assert any(data != seed.data for data in first), seed.name
 
 
+def test_every_place_of_a_short_file_is_tried_and_the_ends_of_a_long_one() -> None:
+    """All prefixes and all bits, but not within long data."""
+    short, long = bytes(100), bytes(3 * mutate.EDGE_BYTES)
+    assert [len(data) for data in mutate.prefixes(short)] == list(range(100))
+    assert len(set(mutate.bit_flips(short))) == 800
+    assert len(list(mutate.prefixes(long))) == 2 * mutate.EDGE_BYTES
+    flipped = [data.find(b"\x80") for data in mutate.bit_flips(long)][7::8]
+    assert flipped == [*range(mutate.EDGE_BYTES), *range(2 * mutate.EDGE_BYTES, 3 * mutate.EDGE_BYTES)]
+
+
 @pytest.mark.parametrize("suffix", SUFFIXES)
 def test_every_field_of_a_format_is_found(suffix: str) -> None:
     """Length, header and data of a file; in an archive the fields of all records, and those of the members."""
