@@ -6,6 +6,7 @@ around seek and read does the same, more slowly.
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import re
@@ -185,7 +186,11 @@ class SourceFile:
         if is_url(self.path):
             raise InputError("the reader of this format reads files of this machine only", path=path)
         self._io: Positioned | None = self._open()
-        self._opened = os.fstat(self._io.fd)
+        try:
+            self._opened = os.fstat(self._io.fd)
+        except OSError as err:
+            self.close()
+            raise unreadable(self.path, err) from err
         if not stat.S_ISREG(self._opened.st_mode):
             self.close()
             what = "a folder" if stat.S_ISDIR(self._opened.st_mode) else "not a regular file"
@@ -214,8 +219,10 @@ class SourceFile:
             try:
                 self._check_same(os.fstat(io.fd))
                 self._fill(io, offset, view)
+            except OSError as err:
+                raise unreadable(self.path, err) from err
             finally:
-                io.close()
+                _close_read(io)
         else:
             self._fill(io, offset, view)
 
@@ -290,7 +297,13 @@ class SourceFile:
     def close(self) -> None:
         io, self._io = self._io, None
         if io is not None:
-            io.close()
+            _close_read(io)
+
+
+def _close_read(io: Positioned) -> None:
+    """Nothing can be lost by closing what was only read."""
+    with contextlib.suppress(OSError):
+        io.close()
 
 
 class MemoryFile:

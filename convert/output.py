@@ -1,17 +1,18 @@
-"""Writing so that a half-written file, or folder, is never seen."""
+"""Writing so that a half-written file is never seen."""
 
 from __future__ import annotations
 
 import contextlib
 import errno
 import os
-import shutil
 import stat
-from collections.abc import Iterator
+from binascii import crc32
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Protocol
 
 from convert.errors import OutputError, TargetExistsError
 from convert.files import BINARY, Positioned, is_url, unwritable
+from convert.locks import claim, lock
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -86,7 +87,8 @@ class OutputFile:
     """A file being written beside its target; nobody sees it before `commit`.
 
     Where the system can (Linux `O_TMPFILE`), the file has no name until it is complete, so that not even a killed
-    process leaves anything behind. Elsewhere it is a hidden sibling, removed on every failure.
+    process leaves anything behind. Elsewhere it is a hidden sibling, removed on every failure; what a killed process
+    left is removed by the next one with the same target.
     """
 
     sequential = False
@@ -107,8 +109,10 @@ class OutputFile:
         self._temporary: str | None = None
         try:
             old = os.stat(self._real)
-        except OSError:
+        except FileNotFoundError:
             old = None
+        except OSError as err:
+            raise unwritable(self.target, err) from err
         if old is not None:
             if not stat.S_ISREG(old.st_mode):
                 kind = "a folder" if stat.S_ISDIR(old.st_mode) else "not a regular file"
@@ -119,12 +123,17 @@ class OutputFile:
             self._io = Positioned(self._create())
         except OSError as err:
             raise unwritable(self.target, err) from err
-        if old is not None and hasattr(os, "fchmod"):
-            try:
+        self._replaces, self._committed = old is not None, False
+        self._made: os.stat_result | None = None
+        try:
+            if old is not None and hasattr(os, "fchmod"):
                 os.fchmod(self._io.fd, stat.S_IMODE(old.st_mode))
-            except OSError as err:
-                self.discard()
+            self._made = os.fstat(self._io.fd)
+        except BaseException as err:  # an interrupt too
+            self.discard()
+            if isinstance(err, OSError):
                 raise unwritable(self.target, err) from err
+            raise
 
     def _create(self) -> int:
         nameless = getattr(os, "O_TMPFILE", None)
@@ -134,11 +143,11 @@ class OutputFile:
             except OSError as err:
                 if err.errno not in (errno.EOPNOTSUPP, errno.EISDIR, errno.EINVAL, errno.ENOENT):
                     raise
-        self._temporary = self._sibling()
-        return os.open(self._temporary, os.O_RDWR | os.O_CREAT | os.O_EXCL | BINARY, 0o666)
+        return self._sibling(_create_new)
 
-    def _sibling(self) -> str:
-        return sibling_of(self._folder, os.path.basename(self._real))
+    def _sibling(self, make: Callable[[str], int]) -> int:
+        self._temporary, fd = make_sibling(self._folder, os.path.basename(self._real), make)
+        return fd
 
     @property
     def path(self) -> str:
@@ -181,43 +190,73 @@ class OutputFile:
 
     def size(self) -> int:
         """Bytes written so far."""
-        return os.fstat(self._io.fd).st_size
+        try:
+            return os.fstat(self._io.fd).st_size
+        except OSError as err:
+            raise unwritable(self.target, err) from err
 
     def commit(self, *, fsync: bool = False) -> None:
         """Give the file its name; the old target stays until this very moment."""
         try:
             if fsync:
                 os.fsync(self._io.fd)
+            # Network file systems may tell only now, as for any closed descriptor, that a write has failed.
+            os.close(os.dup(self._io.fd))
             if self._temporary is None:
                 self._link()
-                self._io.close()
             else:
-                self._io.close()
                 self._rename(self._temporary)
             if fsync:
                 sync_folder(self._folder)
-        except FileExistsError as err:
-            self.discard()
-            raise target_exists(self.target) from err
         except OSError as err:
+            late = self._replaces and self.is_in_place()
             self.discard()
+            if isinstance(err, FileExistsError):
+                raise target_exists(self.target) from err
+            if late:
+                what = f"the new file is in place, but its name may not outlast a power cut: {err.strerror}"
+                raise OutputError(what, path=self.target) from err
             raise unwritable(self.target, err) from err
-        self._temporary = None
+        self._temporary, self._committed = None, True
+        with contextlib.suppress(OSError):
+            self._io.close()
+
+    def is_in_place(self) -> bool:
+        """Whether the target's name leads to this very file."""
+        try:
+            return self._made is not None and os.path.samestat(os.lstat(self._real), self._made)
+        except OSError:
+            return False
 
     def _link(self) -> None:
-        source = f"/proc/self/fd/{self._io.fd}"
-        if not self._overwrite:
-            self._link_to(source, self._real)
-            return
-        self._temporary = self._sibling()
-        self._link_to(source, self._temporary)
-        self._rename(self._temporary)
+        """Give a nameless file its name; one that is taken can only be replaced by way of another name."""
+        if self._overwrite:
+            os.close(self._sibling(self._link_to))
+            assert self._temporary is not None
+            os.replace(self._temporary, self._real)
+        else:
+            os.close(self._link_to(self._real))
 
-    def _link_to(self, source: str, target: str) -> None:
-        # A folder descriptor, though unused with an absolute path, makes Python call linkat, which alone can follow.
-        os.link(source, target, src_dir_fd=self._io.fd, follow_symlinks=True)
+    def _link_to(self, path: str) -> int:
+        fd = os.dup(self._io.fd)
+        try:
+            # A folder descriptor, though unused with an absolute path, makes Python call linkat: it alone can follow.
+            os.link(f"/proc/self/fd/{fd}", path, src_dir_fd=fd, follow_symlinks=True)
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
 
     def _rename(self, temporary: str) -> None:
+        if os.name == "nt":  # which renames no open file
+            self._io.close()
+        try:
+            self._rename_to_target(temporary)
+        except PermissionError:  # nor do some file systems that Linux can mount
+            self._io.close()
+            self._rename_to_target(temporary)
+
+    def _rename_to_target(self, temporary: str) -> None:
         if self._overwrite:
             os.replace(temporary, self._real)
         elif os.name == "nt":
@@ -228,25 +267,73 @@ class OutputFile:
             except FileExistsError:
                 raise
             except OSError:  # a file system without hard links
-                if os.path.lexists(self._real):
+                if is_there(self._real):
                     raise FileExistsError(self._real) from None
                 os.replace(temporary, self._real)
             else:
-                os.unlink(temporary)
+                with contextlib.suppress(OSError):  # a second name does no harm; the next run removes it
+                    os.unlink(temporary)
 
     def discard(self) -> None:
         """Remove everything written; harmless when already committed."""
+        if self._committed:
+            return
+        with contextlib.suppress(OSError):
+            if not self._replaces and self.is_in_place():  # stopped just after it got its name
+                os.unlink(self._real)
         with contextlib.suppress(OSError):
             self._io.close()
         if self._temporary is not None:
             with contextlib.suppress(OSError):
                 os.unlink(self._temporary)
             self._temporary = None
+        self._made = None  # others may get its number now
 
 
-def sibling_of(folder: str, name: str) -> str:
+def _create_new(path: str) -> int:
+    return os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | BINARY, 0o666)
+
+
+def make_sibling(folder: str, name: str, make: Callable[[str], int]) -> tuple[str, int]:
+    """A hidden sibling of a target, locked while its descriptor is open.
+
+    Each run tries one and the same name first, so that what a killed run left there is found, without a search, and
+    removed. If a run that lives has it, another name will do.
+
+    Args:
+        folder: Where.
+        name: Of the target.
+        make: Makes a file or folder and returns its descriptor.
+
+    Returns:
+        Its path, and the descriptor.
+    """
+    path = fixed_sibling_of(folder, name)
+    fd = claim(path, make)
+    if fd is None:
+        path = sibling_of(folder, name)
+        fd = make(path)
+        lock(fd)
+    return path, fd
+
+
+def fixed_sibling_of(folder: str, name: str, what: str = "") -> str:
+    """The same in every run; `what` tells several apart."""
+    return sibling_of(folder, name, f"{crc32(os.fsencode(name + what)):012x}")
+
+
+def sibling_of(folder: str, name: str, key: str | None = None) -> str:
     # Names may be 255 bytes long, a character up to 4 of them; a long one is cut so that the temporary still fits.
-    return os.path.join(folder, f".{name[:50]}.{os.urandom(6).hex()}.convert-tmp")
+    return os.path.join(folder, f".{name[:50]}.{key or os.urandom(6).hex()}.convert-tmp")
+
+
+def is_there(path: str) -> bool:
+    """Whether anything has that name, a link that leads nowhere too; OSError where that cannot be told."""
+    try:
+        os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    return True
 
 
 def sync_folder(folder: str) -> None:
@@ -257,97 +344,6 @@ def sync_folder(folder: str) -> None:
         os.fsync(fd)
     finally:
         os.close(fd)
-
-
-class OutputFolder:
-    """A folder of files built beside its target and renamed as a whole."""
-
-    def __init__(self, target: str | os.PathLike[str], *, overwrite: bool, suffix: str) -> None:
-        self.target = os.fspath(target).rstrip("/\\") or os.fspath(target)
-        self._real = os.path.realpath(self.target) if os.path.islink(self.target) else self.target
-        self._overwrite = overwrite
-        self._suffix = suffix
-        self._check_old()
-        self.building = sibling_of(*os.path.split(os.path.abspath(self._real)))
-        try:
-            os.mkdir(self.building)
-        except OSError as err:
-            raise unwritable(self.target, err) from err
-
-    def _check_old(self) -> bool:
-        """Whether there is a folder already; OutputError if it may not be replaced."""
-        if not os.path.lexists(self._real):
-            return False
-        if not os.path.isdir(self._real):
-            raise OutputError("the target is a file (expected a folder)", path=self.target, hint="give another path")
-        stray = None
-        found = False
-        for folder, folders, files in os.walk(self._real):
-            for file in (*files, *(name for name in folders if os.path.islink(os.path.join(folder, name)))):
-                found = True
-                if not file.endswith(self._suffix):
-                    stray = stray or os.path.join(folder, file)
-        if found and not self._overwrite:
-            raise target_exists(self.target)
-        if stray is not None:
-            raise OutputError(
-                f"the folder holds more than {self._suffix} files, {stray!r} for one, which overwriting would lose",
-                path=self.target,
-                hint="give another folder, or move that file away",
-            )
-        return True
-
-    def commit(self, *, fsync: bool = False) -> None:
-        """Put the folder in place; an old one is kept aside until then."""
-        aside = None
-        try:
-            if fsync:
-                for folder, _, _ in os.walk(self.building):
-                    sync_folder(folder)
-            if self._check_old():  # once more: much may have happened since
-                shutil.copymode(self._real, self.building)
-                aside = self.building + "-old"
-            try:
-                if aside is not None:
-                    os.rename(self._real, aside)
-                os.rename(self.building, self._real)
-            except BaseException:  # an interrupt too
-                if aside is not None and os.path.lexists(aside) and not os.path.lexists(self._real):
-                    os.rename(aside, self._real)
-                raise
-            if fsync:
-                sync_folder(os.path.dirname(os.path.abspath(self._real)))
-        except OutputError:
-            self.discard()
-            raise
-        except OSError as err:
-            self.discard()
-            raise unwritable(self.target, err) from err
-        if aside is not None:
-            _remove_tree(aside)
-
-    def add_folder(self, name: str) -> None:
-        """A folder below, with those above it; harmless when it is there."""
-        try:
-            os.makedirs(os.path.join(self.building, name), exist_ok=True)
-        except OSError as err:
-            raise unwritable(self.target, err) from err
-
-    def readable(self) -> str:
-        """A path to what was written so far; for `--verify`."""
-        return self.building
-
-    def size(self) -> int:
-        """Bytes written so far."""
-        files = (os.path.join(folder, name) for folder, _, names in os.walk(self.building) for name in names)
-        return sum(os.path.getsize(file) for file in files)
-
-    def discard(self) -> None:
-        _remove_tree(self.building)
-
-
-def _remove_tree(folder: str) -> None:
-    shutil.rmtree(folder, ignore_errors=True)
 
 
 @contextlib.contextmanager

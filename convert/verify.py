@@ -7,7 +7,8 @@ from collections.abc import Callable
 
 from convert.errors import ConvertError, CorruptError, gather
 from convert.formats import Format
-from convert.output import Output, OutputFolder
+from convert.output import Output
+from convert.outputfolder import OutputFolder
 from convert.plan import Plan
 from convert.records import ordered_fields
 from convert.report import Written

@@ -14,7 +14,8 @@ import numpy as np
 import pytest
 
 import convert
-from convert.output import OutputFile, OutputFolder, committed
+from convert.output import OutputFile, committed
+from convert.outputfolder import OutputFolder
 
 POSIX = os.name == "posix"
 CALLS = ("link", "replace", "rename", "fsync", "fchmod", "ftruncate", "posix_fallocate", "pwrite")
@@ -334,15 +335,21 @@ def test_every_failing_call_leaves_the_target_as_it_was(
         assert len(os.listdir("/proc/self/fd")) == descriptors
 
 
-def test_a_failed_sync_of_the_folder_is_told(tmp_path: Path, route: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The name may be lost in a power cut, and the caller learns it; the file itself is complete."""
+@pytest.mark.parametrize("old", [False, True])
+def test_a_failed_sync_of_the_folder_is_told(
+    tmp_path: Path, route: str, monkeypatch: pytest.MonkeyPatch, old: bool
+) -> None:
+    """The name may be lost in a power cut: a new file goes again; one that replaced an old one stays."""
+    if old:
+        (tmp_path / "out.npy").write_bytes(b"old")
     fails(monkeypatch, "fsync", at=1)
-    output = OutputFile(tmp_path / "out.npy", overwrite=False)
+    output = OutputFile(tmp_path / "out.npy", overwrite=old)
     output.write_at(0, b"new")
-    with pytest.raises(convert.OutputError):
+    with pytest.raises(convert.OutputError, match="is in place" if old else "cannot be written"):
         output.commit(fsync=True)
-    assert listing(tmp_path) == ["out.npy"]
-    assert (tmp_path / "out.npy").read_bytes() == b"new"
+    assert listing(tmp_path) == (["out.npy"] if old else [])
+    if old:
+        assert (tmp_path / "out.npy").read_bytes() == b"new"
 
 
 def test_writing_goes_on_after_a_short_write(tmp_path: Path, route: str, monkeypatch: pytest.MonkeyPatch) -> None:

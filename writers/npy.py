@@ -11,12 +11,14 @@ import os
 import re
 import unicodedata
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from convert.errors import ConvertError, OutputError, PolicyError
 from convert.files import is_url
-from convert.output import FileOutput, OutputFile, OutputFolder, committed, open_output
+from convert.output import FileOutput, OutputFile, committed, open_output
+from convert.outputfolder import OutputFolder
 from convert.transfer import Slot, fill
 
 if TYPE_CHECKING:
@@ -104,17 +106,15 @@ def write(plan: Plan, settings: Settings) -> FileOutput | OutputFolder:
         for name in {os.path.dirname(name) for name in names} - {""}:
             folder.add_folder(name)
         for group in batched_pairs(plan.tensors, names):
-            files = [
-                (tensor, OutputFile(os.path.join(folder.building, name), overwrite=False, named=named))
-                for tensor, name in group
-            ]
-            try:
+            with ExitStack() as discarded:
+                files = []
+                for tensor, name in group:
+                    file = OutputFile(os.path.join(folder.building, name), overwrite=False, named=named)
+                    discarded.callback(file.discard)
+                    files.append((tensor, file))
                 _fill(files, settings)
                 for _, file in files:
                     file.commit(fsync=settings.fsync)
-            finally:
-                for _, file in files:
-                    file.discard()
     return folder
 
 
@@ -173,15 +173,17 @@ _cached_header = lru_cache(maxsize=4096)(_header)
 
 # --- names of files ----------------------------------------------------------------------------------------------
 
-_UNSAFE = re.compile(r'[\x00-\x1f\x7f<>:"|?*\\%]')
-_RESERVED = re.compile(r"(?i)(?:con|prn|aux|nul|com[0-9]|lpt[0-9])(?:\..*)?$")
+_UNSAFE = re.compile(r'[<>:"|?*\\%]')
+_RESERVED = re.compile(r"(?i)(?:con|prn|aux|nul|conin\$|conout\$|(?:com|lpt)[0-9¹²³]) *(?:\..*)?$")
+"""Devices of Windows, whatever follows the first dot. Source: "Naming Files, Paths, and Namespaces", Microsoft."""
 
 
 def file_names(names: list[str]) -> list[str]:
     """Relative paths, `/` between folders, one for each tensor name; percent-encoded where a file system balks.
 
-    Names that some file systems take for the same (case, Unicode normalisation) are told apart by encoding them
-    further. `convert.open` of the folder decodes them.
+    No path leaves the folder, whatever the name, nor has characters that cannot be seen. Names that some file systems
+    take for the same (case, Unicode normalisation) are told apart by encoding them further. `convert.open` of the
+    folder decodes them.
     """
     paths = [_file_name(name, strict=False) for name in names]
     spellings: dict[str, set[str]] = {}
@@ -203,7 +205,10 @@ def _prefixes(path: str) -> list[str]:
 
 
 def _folded(path: str) -> str:
-    return path.casefold() if path.isascii() else unicodedata.normalize("NFC", path).casefold()
+    """The same for all spellings that any file system takes for one; for a few more it does no harm."""
+    if path.isascii():
+        return path.lower()
+    return unicodedata.normalize("NFD", unicodedata.normalize("NFD", path).upper().casefold())
 
 
 def _file_name(name: str, strict: bool) -> str:
@@ -222,6 +227,8 @@ def _dotted(part: str) -> str:
 
 def _encode(part: str, strict: bool) -> str:
     out = _UNSAFE.sub(lambda match: _percent(match[0]), part)
+    if not out.isprintable():  # control, format and bidirectional characters, spaces other than U+0020
+        out = "".join(c if c.isprintable() else _percent(c) for c in out)
     if strict:
         out = re.sub(r"(%[0-9A-F]{2})|([A-Z]|[^\x00-\x7f])", lambda m: m[1] or _percent(m[2]), out)
     if _RESERVED.match(out) or out[:1] in (".", " "):
