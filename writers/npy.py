@@ -32,6 +32,7 @@ _GROWTH_DIGITS = 21
 """Digits of 8 * 2**64 - 1: numpy leaves room for the growing axis to become that long."""
 _MAX_NAME_BYTES = 240
 """File systems stop at 255; a temporary name needs a few more."""
+_LARGEST_SIZE = (1 << 63) - 1
 _MAX_PATH_BYTES = 3000
 """Systems stop at 4096, the path of the target included."""
 _OPEN_FILES = 64
@@ -45,11 +46,25 @@ def remembers(metadata: Mapping[str, str], encoded: bool) -> bool:
     return not metadata and not encoded
 
 
+def too_large(plan: Plan) -> list[ConvertError]:
+    """Sizes that no npy header can have: numpy counts them in 63 bits, safetensors in 64."""
+    return [
+        PolicyError(
+            f"a size of {max(tensor.shape)} is too large for npy (expected at most 2**63 - 1)",
+            path=tensor.path,
+            tensor=tensor.name,
+            hint="it is empty; --exclude leaves it out",
+        )
+        for tensor in plan.tensors
+        if max(tensor.shape, default=0) > _LARGEST_SIZE
+    ]
+
+
 def check(plan: Plan) -> list[ConvertError]:
     """One tensor for a file; names that fit a file system for a folder."""
     if not is_folder(plan.target):
         if len(plan.tensors) == 1:
-            return []
+            return too_large(plan)
         return [
             PolicyError(
                 f"a .npy file holds one tensor (found {len(plan.tensors)})",
@@ -61,7 +76,7 @@ def check(plan: Plan) -> list[ConvertError]:
         one = plan.target.rstrip("/")
         what = "a remote folder cannot appear at once, so several .npy files cannot be written there"
         return [OutputError(what, path=plan.target, hint=f"give one file: {one}.npz or {one}.safetensors")]
-    problems: list[ConvertError] = []
+    problems = too_large(plan)
     for tensor, path in zip(plan.tensors, file_names([t.name for t in plan.tensors]), strict=True):
         if not tensor.name:
             problems.append(

@@ -21,7 +21,7 @@ from convert.memory import dump_metadata, dump_origin
 from convert.output import FileOutput, committed, open_output
 from convert.threads import in_order
 from convert.transfer import Slot, chunks, fill
-from writers.npy import header
+from writers.npy import header, too_large
 
 if TYPE_CHECKING:
     from convert.plan import Plan
@@ -70,7 +70,7 @@ def remembers(metadata: Mapping[str, str], encoded: bool) -> bool:
 
 def check(plan: Plan) -> list[ConvertError]:
     """Names that a zip file, or those who read it, can hold."""
-    problems: list[ConvertError] = []
+    problems = too_large(plan)
     for tensor in plan.tensors:
         name = tensor.name
         length = len(name) if name.isascii() else len(name.encode("utf-8", "surrogatepass"))
