@@ -175,6 +175,7 @@ def _gathered(opened: list[Checkpoint], paths: list[str]) -> Checkpoint:
         metadata,
         [note for checkpoint in opened for note in checkpoint.notes],
         [file for checkpoint in opened for file in checkpoint.files],
+        ", ".join(sorted({checkpoint.version for checkpoint in opened if checkpoint.version})),
     )
 
 

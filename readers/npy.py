@@ -38,13 +38,17 @@ _COMMON_BYTES = 512
 
 
 class Header(NamedTuple):
-    """What one header says; `big` tells how the bytes are stored, `nbytes` how many there must be (0 for objects)."""
+    """What one header says; `big` tells how the bytes are stored, `nbytes` how many there must be (0 for objects).
+
+    `version` is that of the preamble before it.
+    """
 
     dtype: DType
     shape: tuple[int, ...]
     big: bool
     fortran: bool
     nbytes: int
+    version: str = "1.0"
 
     @classmethod
     def of(cls, dtype: DType, shape: tuple[int, ...], big: bool, fortran: bool) -> Self:
@@ -69,7 +73,7 @@ def open(path: str | os.PathLike[str], limits: Limits = DEFAULT) -> Checkpoint:
         file.close()
         err.at(path)
         raise
-    return Checkpoint(os.fspath(path), "npy", [tensor], files=[file])
+    return Checkpoint(os.fspath(path), "npy", [tensor], files=[file], version=f"npy {header.version}")
 
 
 def make_tensor(name: str, header: Header, data: Extent | Stream, limits: Limits) -> Tensor:
@@ -173,7 +177,8 @@ def read_header(
     if head_bytes > len(start):
         start = read(head_bytes)
     body = start[10 if version == (1, 0) else 12 : head_bytes]
-    return head_bytes, parse_header(body, limits, utf8=version == (3, 0))
+    header = parse_header(body, limits, utf8=version == (3, 0))
+    return head_bytes, header if version == (1, 0) else header._replace(version=f"{version[0]}.0")
 
 
 def parse_header(body: bytes, limits: Limits = DEFAULT, *, utf8: bool = False) -> Header:

@@ -55,7 +55,8 @@ def open(path: str | os.PathLike[str], limits: Limits = DEFAULT) -> Checkpoint:
     file = open_source(path)
     try:
         directory = read_directory(file, limits)
-        tensors, notes = _members(file, directory, limits), []
+        versions: set[str] = set()
+        tensors, notes = _members(file, directory, limits, versions), []
         metadata = load_metadata(directory.comment, limits)
     except ConvertError as err:
         file.close()
@@ -63,10 +64,11 @@ def open(path: str | os.PathLike[str], limits: Limits = DEFAULT) -> Checkpoint:
         raise
     if metadata is None and directory.comment:
         notes.append(f"the archive's comment ({len(directory.comment)} bytes) is not carried over")
-    return Checkpoint(os.fspath(path), "npz", tensors, metadata or {}, notes, [file])
+    version = f"npy {', '.join(sorted(versions))}" if versions else ""
+    return Checkpoint(os.fspath(path), "npz", tensors, metadata or {}, notes, [file], version)
 
 
-def _members(file: Source, directory: Directory, limits: Limits) -> list[Tensor]:
+def _members(file: Source, directory: Directory, limits: Limits, versions: set[str]) -> list[Tensor]:
     tensors: list[Tensor] = []
     spans = array.array("Q")
     taken: set[str] = set()
@@ -95,6 +97,7 @@ def _members(file: Source, directory: Directory, limits: Limits) -> list[Tensor]
                 if tensor.name not in taken:
                     taken.add(tensor.name)
                     tensors.append(tensor)
+                    versions.add("1.0")
                     continue
             begin, start = _local_header(file, entry)
             spans.extend((entry.offset, min(begin + entry.packed_size, file.size)))
@@ -103,7 +106,7 @@ def _members(file: Source, directory: Directory, limits: Limits) -> list[Tensor]
                     f"member {quoted(name)} reaches into the directory (expected to end by byte {directory.begin}, "
                     f"found {begin + entry.packed_size})"
                 )
-            tensor = _tensor(file, entry, begin, start, limits, long_headers)
+            tensor = _tensor(file, entry, begin, start, limits, long_headers, versions)
         except ConvertError as err:
             tensor = Tensor(name.removesuffix(".npy"), dtypes.BROKEN, (), Extent(file, 0, 0))
             tensor.problem = err.at(file.path, name).with_traceback(None)  # which would keep what was read alive
@@ -260,8 +263,10 @@ def _check_local_zip64(start: bytes, packed: int, size: int, entry: Entry) -> No
         at += 4 + length
 
 
-def _tensor(file: Source, entry: Entry, begin: int, start: bytes, limits: Limits, long_headers: Budget) -> Tensor:
-    """The array, or the blob, that a member is."""
+def _tensor(
+    file: Source, entry: Entry, begin: int, start: bytes, limits: Limits, long_headers: Budget, versions: set[str]
+) -> Tensor:
+    """The array, or the blob, that a member is; the version of its header is added to `versions`."""
     method = METHODS.get(entry.method)
     read: Callable[[int], bytes]
     if entry.method == 0:
@@ -281,6 +286,7 @@ def _tensor(file: Source, entry: Entry, begin: int, start: bytes, limits: Limits
     if first != npy.MAGIC:
         return _blob(file, entry, begin, method, first)
     head_bytes, header = npy.read_header(read, entry.size, limits, long_headers)
+    versions.add(header.version)
     npy.check_size(header, entry.size - head_bytes)
     if method is not None:
         data: Extent | Compressed = Compressed(file, begin, entry, method, head_bytes)

@@ -48,7 +48,7 @@ LAZY: dict[str, set[str]] = {
     "numpy": {"convert.dtypes", "convert.encodings", "convert.records", "convert.turning", "convert.transpose"},
     "ml_dtypes": {"convert.dtypes"},
     "tqdm": {"convert.cli.job"},
-    "rich": {"convert.cli.listing"},
+    "rich": {"convert.cli.listing", "convert.cli.ls", "convert.cli.table"},
 }
 
 

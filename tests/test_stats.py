@@ -363,3 +363,12 @@ def test_json_holds_everything(tmp_path: Path) -> None:
         "count": 3, "zeros": 0, "nans": 1, "infs": 0, "min": -1.7e308, "max": 1.7e308, "mean": 0.0, "std": 1.7e308,
         "counts": list(found.counts), "note": "", "edges": [None if math.isinf(e) else e for e in found.edges],
     }  # fmt: skip
+
+
+def test_the_example_of_the_docs_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As it stands in docs/ls.md."""
+    text = (Path(__file__).parents[1] / "docs" / "ls.md").read_text("utf-8")
+    code = text.split("```python\n")[1].split("```")[0]
+    monkeypatch.chdir(tmp_path)
+    np.savez("in.npz", w=np.array([1.0, np.nan]), n=np.arange(3))
+    exec(compile(code, "docs/ls.md", "exec"), {})

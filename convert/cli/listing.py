@@ -8,116 +8,85 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from convert.errors import ConvertError, gather, printable, quoted
+from convert.errors import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from convert.tensor import Checkpoint, Tensor
-
+_WHAT, _HOW = "What is shown", "How"
 _UNBOUNDED = 10_000
 """Columns."""
 
 
 def ls(
-    files: Annotated[list[str], typer.Argument(metavar="FILE...", help="Files, or folders of .npy files.")],
-    json: Annotated[bool, typer.Option("--json", help="One JSON object per file, a line each.")] = False,
+    files: Annotated[
+        list[str],
+        typer.Argument(metavar="FILE...", help="Files, indexes of shards, folders; each checkpoint in a folder."),
+    ],
+    sort: Annotated[
+        str,
+        typer.Option(
+            "--sort",
+            metavar="file|name|size|dtype",
+            help="Order; the largest first by size.",
+            autocompletion=lambda: ["file", "name", "size", "dtype"],
+            rich_help_panel=_WHAT,
+        ),
+    ] = "file",
+    tree: Annotated[
+        bool,
+        typer.Option(
+            "--tree", help="Fold names at dots and slashes, with subtotals; equal layers once.", rich_help_panel=_WHAT
+        ),
+    ] = False,
+    depth: Annotated[
+        int | None,
+        typer.Option("--depth", metavar="N", help="Levels of the tree; implies --tree.", rich_help_panel=_WHAT),
+    ] = None,
+    include: Annotated[
+        list[str] | None,
+        typer.Option("--include", metavar="GLOB", help="List only these tensors; repeatable.", rich_help_panel=_WHAT),
+    ] = None,
+    exclude: Annotated[
+        list[str] | None,
+        typer.Option("--exclude", metavar="GLOB", help="Leave these out; repeatable.", rich_help_panel=_WHAT),
+    ] = None,
+    stats: Annotated[
+        bool,
+        typer.Option(
+            "--stats",
+            help="Read all data once: range, mean, deviation, zeros, NaNs, histogram.",
+            rich_help_panel=_WHAT,
+        ),
+    ] = False,
+    html: Annotated[
+        str | None,
+        typer.Option("--html", metavar="FILE", help="Write a page instead, to look at or print.", rich_help_panel=_HOW),
+    ] = None,
+    overwrite: Annotated[
+        bool, typer.Option("--overwrite", help="Replace an existing page.", rich_help_panel=_HOW)
+    ] = False,
+    json: Annotated[
+        bool, typer.Option("--json", help="One JSON object per file, a line each.", rich_help_panel=_HOW)
+    ] = False,
+    jobs: Annotated[
+        int | None,
+        typer.Option(
+            "--jobs", metavar="N", help="Threads for --stats; default: the cores there are.", rich_help_panel=_HOW
+        ),
+    ] = None,
+    no_progress: Annotated[bool, typer.Option("--no-progress", help="No progress bar.", rich_help_panel=_HOW)] = False,
     **limits: Any,
 ) -> int:
-    """List names, dtypes, shapes, sizes, order and metadata; data is not read."""
-    from convert.api import open as open_checkpoint
-    from convert.cli.job import error_object, write_json
+    """List names, dtypes, shapes, sizes, order, compression and metadata; data is read for --stats only."""
     from convert.cli.limits import take_limits
+    from convert.cli.ls import Wanted, list_files
 
-    accepted = take_limits(limits)
-    problems: list[ConvertError] = []
-    for file in files:
-        try:
-            with open_checkpoint(file, limits=accepted) as checkpoint:
-                if json:
-                    _write_json(file, checkpoint)
-                else:
-                    _write_table(file, checkpoint)
-        except ConvertError as err:
-            problems.append(err)
-            if json:
-                write_json({"path": file, **error_object(err)})
-    if problems:
-        raise gather(problems)
-    return 0
-
-
-def _row(tensor: Tensor) -> dict[str, Any]:
-    origin = tensor.origin
-    row: dict[str, Any] = {
-        "name": tensor.name,
-        "dtype": tensor.dtype.name,
-        "shape": list(tensor.shape),
-        "nbytes": tensor.nbytes or tensor.data.nbytes,
-        "order": "F" if tensor.stored_fortran else "C",
-        "byteorder": "big" if tensor.stored_big else "little",
-    }
-    if tensor.dtype.fields:
-        row["fields"] = [field.name for field in tensor.dtype.fields]
-    if origin is not None:
-        row["was"] = {"dtype": origin.dtype, "shape": list(origin.shape)}
-    if tensor.problem is not None:
-        row["problem"] = tensor.problem.message
-    return row
-
-
-def _write_json(file: str, checkpoint: Checkpoint) -> None:
-    from convert.cli.job import write_json
-
-    found = {
-        "path": file,
-        "format": checkpoint.format,
-        "metadata": checkpoint.metadata,
-        "notes": checkpoint.notes,
-        "tensors": [_row(tensor) for tensor in checkpoint.tensors],
-    }
-    write_json(found)
-
-
-def _write_table(file: str, checkpoint: Checkpoint) -> None:
-    from rich import box
-    from rich.table import Table
-    from rich.text import Text
-
-    from convert.cli.job import human
-
-    console = _console()
-    table = Table(box=box.SIMPLE, title_justify="left", title=Text(printable(file)), pad_edge=False)
-    for title, justify in (
-        ("name", "left"),
-        ("dtype", "left"),
-        ("shape", "left"),
-        ("size", "right"),
-        ("stored", "left"),
-    ):
-        table.add_column(title, justify=justify, overflow="fold")  # type: ignore[arg-type]
-    total = 0
-    for tensor in checkpoint.tensors:
-        row = _row(tensor)
-        total += row["nbytes"]
-        stored = [
-            word for word, said in (("Fortran", tensor.stored_fortran), ("big-endian", tensor.stored_big)) if said
-        ]
-        if tensor.origin is not None:
-            stored.append(f"was {tensor.origin.dtype}")
-        if tensor.problem is not None:
-            stored.append(tensor.problem.message)
-        shape = " x ".join(map(str, tensor.shape)) or "scalar"
-        cells = (quoted(tensor.name)[1:-1], row["dtype"], shape, human(row["nbytes"]), ", ".join(stored))
-        table.add_row(*(Text(printable(cell)) for cell in cells))
-    console.print(table)
-    count = len(checkpoint.tensors)
-    console.print(Text(f"{checkpoint.format}, {count} tensor{'' if count == 1 else 's'}, {human(total)}"))
-    for key, text in checkpoint.metadata.items():
-        shown = printable(text) if len(text) <= 200 else printable(text[:200]) + f"... ({len(text)} characters)"
-        console.print(Text(f"metadata {printable(key)}: {shown}"))
-    for note in checkpoint.notes:
-        console.print(Text(f"note: {printable(note)}"))
+    wanted = Wanted(
+        sort, tree, depth, include or (), exclude or (), stats, html, overwrite, json, jobs, no_progress,
+        take_limits(limits),
+    )  # fmt: skip
+    return list_files(files, wanted)
 
 
 def show_formats(json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False) -> int:

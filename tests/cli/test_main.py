@@ -651,7 +651,7 @@ def test_completion_scripts_are_shown(tmp_path: Path, shell: str, words: str) ->
         ("convert in.npz out.npz --to np", ["npy", "npz"]),
         ("convert in.npz out.npz --byteorder b", ["big"]),
         ("convert pol", ["policies"]),
-        ("convert ls --j", ["--json"]),
+        ("convert ls --js", ["--json"]),
     ],
 )
 def test_completion_knows_options_and_their_values(
