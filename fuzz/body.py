@@ -47,6 +47,15 @@ _NOT_NUMPYS = (
 )
 """What numpy says of valid output; docs/strictness.md explains."""
 
+
+def _shard(name: str) -> bytes:
+    header = f'{{"{name}":{{"dtype":"U8","shape":[4],"data_offsets":[0,4]}}}}'.ljust(64).encode()
+    return len(header).to_bytes(8, "little") + header + b"\0\1\2\3"
+
+
+SHARDS = {"w-00001-of-00001.safetensors": _shard("w"), "x.safetensors": _shard("b")}
+"""What lies beside an index, which says where each tensor is."""
+
 _TARGETS = ("out.safetensors", "out.npz", "out.npy", "folder/")
 _POLICIES = (
     ("lossless",),
@@ -121,6 +130,9 @@ def check(data: bytes, suffix: str, folder: Path, choice: int | None = None) -> 
     """
     source = folder / f"w{suffix}"
     source.write_bytes(data)
+    beside = SHARDS if suffix.endswith(".json") else {}
+    for name, content in beside.items():
+        (folder / name).write_bytes(content)
     named = "shards" if suffix.endswith(".json") else suffix[1:]
     first = read(source, None, 1 << 16)
     second = read(source, named, 1000)
@@ -132,8 +144,9 @@ def check(data: bytes, suffix: str, folder: Path, choice: int | None = None) -> 
     if converted:
         assert choice is not None
         converted = _check_conversion(source, first, choice)
-    assert source.read_bytes() == data, "the source was changed"
-    source.unlink()
+    for name, content in {source.name: data, **beside}.items():
+        assert (folder / name).read_bytes() == content, f"{name} was changed"
+        (folder / name).unlink()
     assert not os.listdir(folder), f"left behind: {os.listdir(folder)}"
     return Outcome(first.refusal is None or second.refusal is None, converted)
 
@@ -241,9 +254,10 @@ def _check_conversion(source: Path, before: Read, choice: int) -> bool:
     rules = convert.Policy.parse(list(_POLICIES[policy]))
     level = 1 if compress and target.suffix == ".npz" else None
     path = f"{target}/" if _TARGETS[kind].endswith("/") else str(target)
+    there = sorted(os.listdir(source.parent))
     report = _convert(source, path, rules, policy == 0, level)
     if report is None:
-        assert os.listdir(source.parent) == [source.name], f"refused, and left {os.listdir(source.parent)}"
+        assert sorted(os.listdir(source.parent)) == there, f"refused, and left {os.listdir(source.parent)}"
         return False
     if not report.tensors and target.is_dir():
         _remove(target)  # nothing was asked for, and an empty folder is no source

@@ -224,6 +224,12 @@ def test_a_conversion_that_changes_values_is_seen(monkeypatch: pytest.MonkeyPatc
 # --- the tools ---------------------------------------------------------------------------------------------------
 
 
+def test_an_index_has_its_shards(tmp_path: Path) -> None:
+    """The index among the files to begin with can be read and converted."""
+    (index,) = [seed for seed in SEEDS if seed.suffix == SUFFIXES[3]]
+    assert body.check(index.data, index.suffix, tmp_path, 2 * 4 * 2) == (True, True)
+
+
 def test_a_find_is_stored_once_with_its_smallest_file(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """A note tells where it came from; the folder is empty for the next."""
     broken(monkeypatch, escapes)
