@@ -22,6 +22,8 @@ if TYPE_CHECKING:
     from convert.batch import convert_folder
     from convert.batchrun import BatchReport
     from convert.checking import check
+    from convert.compare import diff
+    from convert.comparison import Comparison, Difference
     from convert.dtypes import DType
     from convert.errors import (
         ConvertError,
@@ -47,6 +49,8 @@ _HOMES = {
     "batch": ("convert_folder",),
     "batchrun": ("BatchReport",),
     "checking": ("check",),
+    "compare": ("diff",),
+    "comparison": ("Comparison", "Difference"),
     "dtypes": ("DType",),
     "errors": (
         "ConvertError",
@@ -72,9 +76,11 @@ _HOME = {name: module for module, names in _HOMES.items() for name in names}
 __all__ = [
     "BatchReport",
     "Checkpoint",
+    "Comparison",
     "ConvertError",
     "CorruptError",
     "DType",
+    "Difference",
     "Finding",
     "Format",
     "InputError",
@@ -93,6 +99,7 @@ __all__ = [
     "check",
     "convert_file",
     "convert_folder",
+    "diff",
     "load",
     "open",
     "save",

@@ -27,7 +27,14 @@ LONGEST_FILE_LINES = 450
 THIRD_PARTY: dict[str, set[str]] = {
     # What is not the standard library, and the only modules that may name it outside of functions and type checking.
     "isal": {"convert.codec"},
-    "numpy": {"convert.arrays", "convert.numeric", "convert.longdouble", "convert.statistics", "convert.transpose"},
+    "numpy": {
+        "convert.arrays",
+        "convert.numeric",
+        "convert.longdouble",
+        "convert.statistics",
+        "convert.transpose",
+        "convert.comparenum",
+    },
     "ml_dtypes": {"convert.numeric"},
     "typer": {
         "convert.cli.main",
@@ -37,6 +44,7 @@ THIRD_PARTY: dict[str, set[str]] = {
         "convert.cli.plain",
         "convert.cli.batch",
         "convert.cli.check",
+        "convert.cli.diff",
     },
 }
 OPTIONAL = {"fsspec": "remote", "distributed": "distributed"}

@@ -28,7 +28,8 @@ def _formats() -> list[str]:
     return [row.name for row in BUILT_IN]
 
 
-def _policies() -> list[str]:
+def policies() -> list[str]:
+    """What can follow `--policy`, for completion."""
     from convert.policy import KINDS, PRESETS, actions_of
 
     return [*PRESETS, *(f"{kind.name}={action}" for kind in KINDS for action in actions_of(kind.name))]
@@ -154,7 +155,7 @@ def run(
             "--policy",
             metavar="[GLOB:]KIND=ACTION",
             rich_help_panel=_LOSS,
-            autocompletion=_policies,
+            autocompletion=policies,
             help="What becomes of what the target cannot hold; or strict, lossless, lossy. convert policies lists all.",
         ),
     ] = None,

@@ -151,6 +151,17 @@ def _install_check(argv: list[str]) -> None:
         app.command("check")(with_limits(check.check))
 
 
+def _install_diff(argv: list[str]) -> None:
+    """Likewise."""
+    if "diff" in {command.name for command in app.registered_commands}:
+        return
+    if not argv or argv[0] in ("diff", *_GROUP_OPTIONS[:2]) or any(name.endswith("_COMPLETE") for name in os.environ):
+        from convert.cli import diff
+        from convert.cli.limits import with_limits
+
+        app.command("diff", cls=_Main)(with_limits(diff.diff))
+
+
 def _terminated(_: int, __: FrameType | None) -> None:
     raise KeyboardInterrupt
 
@@ -159,7 +170,7 @@ def main(argv: list[str] | None = None) -> None:
     """Run the program and exit with its status; never returns.
 
     Exit status: 0 done, 1 a bug (traceback), 2 usage, 3 bad or unreadable input, 4 refused by policy, 5 output failed,
-    130 interrupted.
+    6 `diff` found differences, 130 interrupted.
     """
     sys.exit(run(sys.argv[1:] if argv is None else argv))
 
@@ -170,6 +181,7 @@ def run(argv: list[str]) -> int:
     _install()
     _install_batch(argv)
     _install_check(argv)
+    _install_diff(argv)
     if hasattr(signal, "SIGTERM") and os.name != "nt":
         signal.signal(signal.SIGTERM, _terminated)  # what is half done is cleaned up as after Ctrl-C
     for stream in (sys.stdout, sys.stderr):
