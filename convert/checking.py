@@ -9,11 +9,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator
 from itertools import islice
-from typing import Any
 
 from convert import api, formats
 from convert.errors import ConvertError, InputError, LimitError, UsageError
-from convert.files import SourceFile
+from convert.files import Source, is_folder, local_path, open_source
 from convert.findings import LIMITS, MAX_PER_RULE, Finding, Findings, Rule, apart
 from convert.formats import Format
 from convert.limits import DEFAULT, Limits
@@ -41,7 +40,7 @@ def check(
     """Every rule of its format that a file breaks; damage does not end the search.
 
     Args:
-        path: A file; an index of shards, which are checked with it; or a folder, whose tensor files are.
+        path: A file or its URL; an index of shards, which are checked with it; or a folder, whose tensor files are.
         format: Name of the format, where the content shall not decide.
         data: Read checksummed data, pickles and booleans too, not only headers.
         limits: Caps against hostile files.
@@ -66,25 +65,23 @@ def files_of(path: str | os.PathLike[str]) -> Iterator[str]:
     Raises:
         InputError: There are none.
     """
-    path = os.fspath(path)
-    if not os.path.isdir(path):
+    path = local_path(path)
+    if not is_folder(path):
         yield path
         return
     suffixes = tuple(suffix for row in formats.all_formats() if row.reader for suffix in row.suffixes)
     count = 0
-    for where, folders, files in os.walk(path):
-        folders[:] = sorted(name for name in folders if name[0] != ".")
-        for name in sorted(files):
-            if name[0] != "." and name.lower().endswith(suffixes):
-                count += 1
-                yield os.path.join(where, name)
+    for relative, file in api._files_below(path):
+        if relative.lower().endswith(suffixes):
+            count += 1
+            yield os.fspath(file)
     if not count:
         raise InputError("the folder holds no tensor files", path=path, hint="convert formats lists their suffixes")
 
 
 def check_file(path: str, *, format: str | None, data: bool, limits: Limits) -> list[Finding]:
     """What is wrong with one file."""
-    file = SourceFile(path)
+    file = open_source(path)
     findings = Findings(path)
     try:
         row, refusal = (formats.by_name(format), None) if format is not None else _detected(file, findings)
@@ -97,7 +94,7 @@ def check_file(path: str, *, format: str | None, data: bool, limits: Limits) -> 
     return findings.listed()
 
 
-def _detected(file: Any, findings: Findings) -> tuple[Format | None, InputError | None]:
+def _detected(file: Source, findings: Findings) -> tuple[Format | None, InputError | None]:
     """The format by content, or by suffix if the content is damaged rather than another's; and why it is not known."""
     if file.size == 0:
         findings.add(EMPTY, "the file is empty", offset=0, hint="save, copy or download it again")
@@ -117,7 +114,7 @@ def _detected(file: Any, findings: Findings) -> tuple[Format | None, InputError 
     return row, None
 
 
-def _check_as(row: Format, file: Any, findings: Findings, data: bool, limits: Limits) -> None:
+def _check_as(row: Format, file: Source, findings: Findings, data: bool, limits: Limits) -> None:
     checker = row.load_checker()
     refusals = list(islice(_refusals(row, file.path, limits, data and checker is None), MAX_PER_RULE))
     if checker is not None:

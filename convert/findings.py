@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import asdict, dataclass, replace
 from typing import Any, Literal, NamedTuple
 
-from convert.errors import ConvertError, CorruptError, LimitError, UnsupportedError, printable, quoted
+from convert.errors import ConvertError, CorruptError, LimitError, UnsupportedError, printable, quoted, without_secrets
 
 Severity = Literal["error", "warning"]
 MAX_PER_RULE = 20
@@ -119,7 +119,7 @@ class Findings:
     """
 
     def __init__(self, path: str) -> None:
-        self.path = path
+        self.path = without_secrets(path)
         self.counts: Counter[str] = Counter()
         self.errors = 0
         self._listed: list[Finding] = []
@@ -158,7 +158,7 @@ class Findings:
     @contextmanager
     def about(self, path: str) -> Iterator[None]:
         """Inside, what is added is about another file, such as a shard."""
-        before, self.path = self.path, path
+        before, self.path = self.path, without_secrets(path)
         try:
             yield
         finally:

@@ -180,7 +180,7 @@ def is_index(path: str) -> bool:
 
 def by_suffix(path: str) -> Format | None:
     """The format that the suffix of a name speaks for, or None."""
-    suffix = INDEX_SUFFIX if is_index(path) else os.path.splitext(path)[1].lower()
+    suffix = INDEX_SUFFIX if is_index(path) else os.path.splitext(name_part(path))[1].lower()
     return _by_suffix(suffix, BUILT_IN) or _by_suffix(suffix, all_formats())
 
 

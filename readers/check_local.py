@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from convert.errors import CorruptError, LimitError, UnsupportedError
-from convert.files import SourceFile
+from convert.files import Source
 from convert.findings import Findings, Rule
 from readers import npz
 from readers.zipdir import Entry
@@ -32,7 +32,7 @@ RULES = (LOCAL, AGREE, PLAIN)
 _SIGNATURE = b"PK\x03\x04"
 
 
-def begin_of(file: SourceFile, entry: Entry, findings: Findings) -> int | None:
+def begin_of(file: Source, entry: Entry, findings: Findings) -> int | None:
     """Where the member's bytes begin, or None if its local header is not to be relied on."""
     try:
         return npz._local_header(file, entry)[0]
@@ -44,7 +44,7 @@ def begin_of(file: SourceFile, entry: Entry, findings: Findings) -> int | None:
         return begin
 
 
-def _told(file: SourceFile, entry: Entry, findings: Findings) -> int | None:
+def _told(file: Source, entry: Entry, findings: Findings) -> int | None:
     """Add all that is wrong; the same place, if there is one."""
     where: dict[str, Any] = {"tensor": entry.name, "offset": entry.offset}
     room = 30 + len(entry.raw_name) + 0xFFFF

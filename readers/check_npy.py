@@ -12,7 +12,7 @@ from typing import Any
 
 from convert import dtypes
 from convert.errors import CorruptError, InputError
-from convert.files import SourceFile
+from convert.files import Source
 from convert.findings import LIMITS, Findings, Part, Rule
 from convert.limits import Limits
 from convert.tensor import Extent, Stream
@@ -88,7 +88,7 @@ RULES = (
 )  # fmt: skip
 
 
-def check(file: SourceFile, findings: Findings, limits: Limits, data: bool) -> None:
+def check(file: Source, findings: Findings, limits: Limits, data: bool) -> None:
     """Add what is wrong with a .npy file; `data` tells whether pickles and booleans are read."""
     part = Part()
     head_bytes, header = check_header(

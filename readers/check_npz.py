@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 from convert.codec import crc32
 from convert.errors import CorruptError
-from convert.files import SourceFile
+from convert.files import Source
 from convert.findings import LIMITS, Findings, Part, Rule
 from convert.limits import Limits
 from convert.memory import load_metadata
@@ -120,7 +120,7 @@ class _Names:
     torch: bool = False
 
 
-def check(file: SourceFile, findings: Findings, limits: Limits, data: bool) -> None:
+def check(file: Source, findings: Findings, limits: Limits, data: bool) -> None:
     """Add what is wrong with an archive; `data` tells whether the members are read to their end."""
     found = check_zip.listing(file, findings, limits)
     begins = array.array("q")
@@ -150,13 +150,13 @@ def check(file: SourceFile, findings: Findings, limits: Limits, data: bool) -> N
     _check_comment(file, found.comment, findings)
 
 
-def _check_comment(file: SourceFile, comment: bytes, findings: Findings) -> None:
+def _check_comment(file: Source, comment: bytes, findings: Findings) -> None:
     if comment and load_metadata(comment) is None:
         where = file.size - len(comment)
         findings.add(COMMENT, f"a comment of {len(comment)} bytes", found=repr(comment[:40]), offset=where)
 
 
-def _begin(file: SourceFile, entry: Entry, found: Listing, findings: Findings) -> int | None:
+def _begin(file: Source, entry: Entry, found: Listing, findings: Findings) -> int | None:
     """Where the member's bytes begin, or None if its local header is not to be relied on."""
     begin = check_local.begin_of(file, entry, findings)
     if begin is None:
@@ -171,7 +171,7 @@ def _begin(file: SourceFile, entry: Entry, found: Listing, findings: Findings) -
     return begin if begin <= file.size else None
 
 
-def _folder_end(file: SourceFile, entry: Entry) -> int | None:
+def _folder_end(file: Source, entry: Entry) -> int | None:
     """End of the local header of a folder, which has nothing behind it."""
     if entry.offset + 30 > file.size:
         return None
@@ -179,7 +179,7 @@ def _folder_end(file: SourceFile, entry: Entry) -> int | None:
     return entry.offset + 30 + int.from_bytes(lengths[:2], "little") + int.from_bytes(lengths[2:], "little")
 
 
-def _check_spans(file: SourceFile, spans: list[_Span], found: Listing, findings: Findings) -> set[int]:
+def _check_spans(file: Source, spans: list[_Span], found: Listing, findings: Findings) -> set[int]:
     """Add overlaps and gaps; the places of the members that share bytes."""
     spans.sort(key=lambda span: span[:2])
     shared: set[int] = set()
@@ -203,7 +203,7 @@ def _check_spans(file: SourceFile, spans: list[_Span], found: Listing, findings:
     return shared
 
 
-def _check_gap(file: SourceFile, begin: int, end: int, streamed: bool, findings: Findings) -> None:
+def _check_gap(file: Source, begin: int, end: int, streamed: bool, findings: Findings) -> None:
     """Bytes between members: none, or the sizes that a streaming writer puts behind its data."""
     if streamed and end - begin in (12, 16, 20, 24):
         return
@@ -230,9 +230,7 @@ def _check_name(entry: Entry, name: str, names: _Names, findings: Findings) -> N
         findings.add(UNSAFE, "unpacked, this name may lead out of the folder", **where)
 
 
-def _check_member(
-    file: SourceFile, member: _Member, names: _Names, findings: Findings, limits: Limits, data: bool
-) -> None:
+def _check_member(file: Source, member: _Member, names: _Names, findings: Findings, limits: Limits, data: bool) -> None:
     entry, begin = member
     where: dict[str, Any] = {"tensor": entry.name, "offset": entry.offset}
     before = findings.errors
@@ -262,7 +260,7 @@ def _check_member(
         findings.add(BLOB, "no array", **where)
 
 
-def _check_content(file: SourceFile, member: _Member, findings: Findings, limits: Limits, data: bool) -> bool:
+def _check_content(file: Source, member: _Member, findings: Findings, limits: Limits, data: bool) -> bool:
     """Whether a member is, or should be, an array; with what is wrong in it."""
     entry, begin = member
     method = METHODS.get(entry.method)
@@ -292,7 +290,7 @@ def _check_content(file: SourceFile, member: _Member, findings: Findings, limits
 
 
 def _check_data(
-    file: SourceFile,
+    file: Source,
     member: _Member,
     head_bytes: int,
     header: npy.Header | None,

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 from convert.dtypes import BY_CODE, DType
 from convert.errors import LimitError, quoted
-from convert.files import SourceFile
+from convert.files import Source
 from convert.findings import LIMITS, Findings, Rule
 from convert.jsontext import parse_json
 from convert.limits import Limits
@@ -106,7 +106,7 @@ class Found(NamedTuple):
     data_bytes: int
 
 
-def check(file: SourceFile, findings: Findings, limits: Limits, data: bool) -> Found | None:
+def check(file: Source, findings: Findings, limits: Limits, data: bool) -> Found | None:
     """Add what is wrong with a file; `data` tells whether booleans are read.
 
     Returns:
@@ -146,7 +146,7 @@ def check(file: SourceFile, findings: Findings, limits: Limits, data: bool) -> F
     return Found(set(header), kept, sum(one.end - one.begin for one in placed))
 
 
-def _header_text(file: SourceFile, findings: Findings, limits: Limits) -> str | None:
+def _header_text(file: Source, findings: Findings, limits: Limits) -> str | None:
     if file.size < 8:
         findings.add(
             LENGTH, "the file is cut short", expected="at least 8 bytes", found=f"{file.size}", offset=file.size
@@ -294,7 +294,7 @@ def _count(name: str, shape: object, findings: Findings, limits: Limits) -> int 
     return count
 
 
-def _check_ranges(file: SourceFile, placed: list[Placed], complete: bool, data_begin: int, findings: Findings) -> None:
+def _check_ranges(file: Source, placed: list[Placed], complete: bool, data_begin: int, findings: Findings) -> None:
     """All bytes owned exactly once; holes can only be told where the place of every tensor is known."""
     placed.sort(key=lambda one: (one.begin, one.end))
     data_bytes = file.size - data_begin
@@ -326,7 +326,7 @@ _NOT_BOOLEAN = re.compile(rb"[^\x00\x01]")
 _CHUNK_BYTES = 1 << 20
 
 
-def _check_booleans(file: SourceFile, placed: list[Placed], data_begin: int, findings: Findings) -> None:
+def _check_booleans(file: Source, placed: list[Placed], data_begin: int, findings: Findings) -> None:
     for one in placed:
         if one.dtype is None or one.dtype.name != "bool":
             continue

@@ -6,12 +6,11 @@ The decisions are those of `readers.shards`. What is wrong in a shard is told wi
 from __future__ import annotations
 
 import json
-import os
 import re
 from typing import Any
 
 from convert.errors import InputError, LimitError, quoted
-from convert.files import SourceFile
+from convert.files import Source, beside, names_beside, open_source
 from convert.findings import LIMITS, Findings, Rule
 from convert.jsontext import parse_json
 from convert.limits import Limits
@@ -45,41 +44,50 @@ RULES = (JSON, KEYS, MAP, SAFE, THERE, LACKS, OMITS, HOME, SIZE, FIELDS, STRAY, 
 _UNSAFE = re.compile(r"[/\\\0]|^\.{0,2}$|^[A-Za-z]:")
 
 
-def check(file: SourceFile, findings: Findings, limits: Limits, data: bool) -> None:
+def check(file: Source, findings: Findings, limits: Limits, data: bool) -> None:
     """Add what is wrong with an index and the shards it names."""
     parsed = _parsed(file, findings, limits)
     if parsed is None:
         return
     text, index = parsed
-    _check_index(file.path, index, findings, limits, data)
+    for key in sorted(index.keys() - {"metadata", "weight_map"}):
+        findings.add(FIELDS, "unknown field in the index", found=quoted(key), offset=_at(text, key))
+    weight_map = index.get("weight_map")
+    if isinstance(weight_map, dict):
+        _check_shards(file.path, text, index, findings, limits, data)
+    else:
+        where = _at(text, "weight_map") if "weight_map" in index else 0
+        findings.add(MAP, "weight_map is missing, or no object", offset=where)
     place_findings(text, 0, 2, findings)
 
 
-def _check_index(path: str, index: dict[str, Any], findings: Findings, limits: Limits, data: bool) -> None:
-    if extra := sorted(index.keys() - {"metadata", "weight_map"}):
-        findings.add(FIELDS, "unknown fields in the index", found=", ".join(map(quoted, extra[:5])))
-    weight_map = index.get("weight_map")
-    if not isinstance(weight_map, dict):
-        findings.add(MAP, "weight_map is missing, or no object")
-        return
+def _check_shards(path: str, text: str, index: dict[str, Any], findings: Findings, limits: Limits, data: bool) -> None:
+    weight_map: dict[str, Any] = index["weight_map"]
     homes = {name: shard for name, shard in weight_map.items() if _is_safe(name, shard, findings)}
     shards: dict[str, Found] = {}
     complete = len(homes) == len(weight_map)
-    for shard in sorted(set(homes.values())):
-        found = _check_shard(path, shard, findings, limits, data)
+    named = set(homes.values())
+    for shard in sorted(named):
+        found = _check_shard(path, shard, text, findings, limits, data)
         if found is None:
             complete = False
         else:
             shards[shard] = found
     _check_homes(homes, shards, findings)
     if complete:
-        _check_metadata(index, shards, findings)
-    strays = [name for name in _beside(path) if name.lower().endswith(".safetensors") and name not in homes.values()]
-    for name in strays:
-        findings.add(STRAY, f"{quoted(name)} is beside the index and not in it")
+        _check_metadata(text, index, shards, findings)
+    for name in names_beside(path):
+        if name.lower().endswith(".safetensors") and name[0] != "." and name not in named:
+            findings.add(STRAY, f"{quoted(name)} is beside the index and not in it")
 
 
-def _parsed(file: SourceFile, findings: Findings, limits: Limits) -> tuple[str, dict[str, Any]] | None:
+def _at(text: str, word: str) -> int | None:
+    """The byte where a string first stands in the index, if it is not escaped there."""
+    found = text.find(json.dumps(word, ensure_ascii=False))
+    return None if found < 0 else len(text[:found].encode("utf-8"))
+
+
+def _parsed(file: Source, findings: Findings, limits: Limits) -> tuple[str, dict[str, Any]] | None:
     def unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         found = dict(pairs)
         if len(found) != len(pairs):
@@ -130,13 +138,14 @@ def _is_safe(name: str, shard: object, findings: Findings) -> bool:
     return False
 
 
-def _check_shard(index: str, shard: str, findings: Findings, limits: Limits, data: bool) -> Found | None:
+def _check_shard(index: str, shard: str, text: str, findings: Findings, limits: Limits, data: bool) -> Found | None:
     """What is in a shard; its own findings are added with its own path."""
-    path = os.path.join(os.path.dirname(index), shard)
+    path = beside(index, shard)
     try:
-        file = SourceFile(path)
+        file = open_source(path)
     except InputError as err:
-        findings.add(THERE, f"the shard {quoted(shard)}, which the index names, {_missing(err)}", hint=_hint(err))
+        message = f"the shard {quoted(shard)}, which the index names, {_missing(err)}"
+        findings.add(THERE, message, offset=_at(text, shard), hint=_hint(err))
         return None
     try:
         with findings.about(path):
@@ -176,24 +185,18 @@ def _is_text(name: str, shard: Found) -> bool:
     return KEY in shard.metadata and name in shard.metadata
 
 
-def _check_metadata(index: dict[str, Any], shards: dict[str, Found], findings: Findings) -> None:
+def _check_metadata(text: str, index: dict[str, Any], shards: dict[str, Found], findings: Findings) -> None:
     metadata = index.get("metadata")
     total = metadata.get("total_size") if isinstance(metadata, dict) else None
     real = sum(found.data_bytes for found in shards.values())
     if isinstance(total, int) and total != real:
-        findings.add(SIZE, "total_size is wrong", expected=f"{real}", found=f"{total}")
+        where = _at(text, "total_size")
+        findings.add(SIZE, "total_size is wrong", expected=f"{real}", found=f"{total}", offset=where)
     all_of_them = [found.metadata for found in shards.values()]
     keys = {key for each in all_of_them for key in each} - {KEY}
     for key in sorted(keys):
         if len({each.get(key) for each in all_of_them}) > 1:
             findings.add(DIFFER, f"the shards' metadata differ in {quoted(key)}")
-
-
-def _beside(index: str) -> list[str]:
-    try:
-        return sorted(name for name in os.listdir(os.path.dirname(index) or os.curdir) if name[0] != ".")
-    except OSError:  # files can be opened in a folder that may not be listed
-        return []
 
 
 def _is_unicode(text: str) -> bool:

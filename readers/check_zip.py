@@ -13,7 +13,7 @@ from itertools import islice
 from typing import Any, NamedTuple
 
 from convert.errors import CorruptError, InputError, UnsupportedError
-from convert.files import SourceFile
+from convert.files import Source
 from convert.findings import LIMITS, Findings, Rule
 from convert.limits import Limits
 from readers import zipdir
@@ -77,13 +77,13 @@ class Listing(NamedTuple):
     comment: bytes = b""
 
 
-def listing(file: SourceFile, findings: Findings, limits: Limits) -> Listing:
+def listing(file: Source, findings: Findings, limits: Limits) -> Listing:
     """The members by the directory, or by their local headers where no directory can be used."""
     end = _find_end(file, findings)
     if end is None:
         entries = list(islice(_local_entries(file), limits.tensors))
         if not findings.errors:
-            found = f"local headers of {len(entries)} members"
+            found = f"local headers of {len(entries)} member{'' if len(entries) == 1 else 's'}"
             message = "truncated archive: no end record, and so no directory"
             findings.add(DIRECTORY, message, found=found, offset=file.size)
         return Listing(lambda _: iter(entries), file.size, False)
@@ -94,7 +94,7 @@ def listing(file: SourceFile, findings: Findings, limits: Limits) -> Listing:
     return Listing(partial(_entries, file.read(end.begin, end.size), end), end.begin, True, end.comment)
 
 
-def _find_end(file: SourceFile, findings: Findings) -> zipdir._End | None:
+def _find_end(file: Source, findings: Findings) -> zipdir._End | None:
     """The end record; also one that breaks a rule, if the directory can be found by it."""
     tail_bytes = min(file.size, zipdir._END.size + 0xFFFF)
     tail_begin = file.size - tail_bytes
@@ -206,7 +206,7 @@ def _entry(data: bytes, at: int, begin: int, findings: Findings) -> tuple[Entry 
 _WINDOW_BYTES = 1 << 20
 
 
-def _local_entries(file: SourceFile) -> Iterator[Entry]:
+def _local_entries(file: Source) -> Iterator[Entry]:
     """Members by the local headers in the file; those whose size stands behind them are left out."""
     at = 0
     while (at := _find(file, _LOCAL_SIGNATURE, at)) >= 0:
@@ -216,7 +216,7 @@ def _local_entries(file: SourceFile) -> Iterator[Entry]:
             yield entry
 
 
-def _find(file: SourceFile, signature: bytes, at: int) -> int:
+def _find(file: Source, signature: bytes, at: int) -> int:
     """Where the next signature is, from `at` on, or -1."""
     room = 64
     while at < file.size:
@@ -229,7 +229,7 @@ def _find(file: SourceFile, signature: bytes, at: int) -> int:
     return -1
 
 
-def _local_entry(file: SourceFile, at: int) -> tuple[Entry | None, int]:
+def _local_entry(file: Source, at: int) -> tuple[Entry | None, int]:
     """The member at a local header as far as that tells, and where to look for the next."""
     head = file.read(at, min(30, file.size - at))
     if len(head) < 30:

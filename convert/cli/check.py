@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from convert.errors import ConvertError, UsageError, gather, printable
+from convert.errors import ConvertError, UsageError, gather, printable, without_secrets
 
 if TYPE_CHECKING:
     from convert.findings import Finding, Rule
@@ -64,12 +64,12 @@ class _Run:
 
         try:
             for path in files_of(given):
-                self._add(path, check_file(path, **settings))
+                self._add(without_secrets(path), check_file(path, **settings))
         except UsageError:
             raise
         except ConvertError as err:
             self._problems.append(err)
-            self._shown.append({"path": given, **error_object(err)})
+            self._shown.append({"path": without_secrets(given), **error_object(err)})
 
     def _add(self, path: str, found: list[Finding]) -> None:
         found = [finding for finding in found if finding not in self._told]  # by the index of a shard
@@ -136,13 +136,10 @@ def _show_rules(explain: str, json: bool) -> int:
 
     rules = all_rules()
     if explain:
-        rules = tuple(rule for rule in rules if rule.id == explain.upper())
+        prefix, _, number = explain.upper().rpartition("-")
+        rules = tuple(rule for rule in rules if rule.id == f"{prefix}-{number:0>3}")
         if not rules:
-            from difflib import get_close_matches
-
-            close = get_close_matches(explain.upper(), [rule.id for rule in all_rules()], 1)
-            hint = f"did you mean {close[0]}?" if close else "convert check --rules lists them"
-            raise UsageError(f"there is no rule {explain!r}", hint=hint)
+            raise UsageError(f"there is no rule {explain!r}", hint="convert check --rules lists them")
     if json:
         write_json([_rule(rule) for rule in rules], indent=2)
         return 0
