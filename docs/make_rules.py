@@ -21,10 +21,9 @@ convert check --explain NPZ-002
 ```
 
 `check` reads a file to its end, damaged or not, and tells every rule that it breaks: id, tensor or archive member,
-byte, what was expected and what is there. A folder means all tensor files in it, an index of shards also the shards; URLs are read too.
-Of one rule at most
-{MAX_PER_RULE} findings are listed for a file; the rest are counted. Without an end record the members of an
-archive are looked for by their headers.
+byte, what was expected and what is there. A folder means all tensor files in it, an index of shards also the shards;
+URLs are read too. Of one rule at most {MAX_PER_RULE} findings are listed for a file; the rest are counted. Without an
+end record the members of an archive are looked for by their headers.
 
 **Errors** (exit status 3) make a file, or a tensor in it, unreadable here; a file without any can be read.
 **Warnings**, from 101 on, are legal: other programs may stumble, or something is not carried over. They do not change
