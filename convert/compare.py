@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from functools import partial
+from typing import Any
 
 from convert import api, dtypes, formats, options
 from convert.comparepairs import Pair, digest, is_known
@@ -29,6 +30,7 @@ from convert.transfer import needs_turn
 
 Source = Checkpoint | str | os.PathLike[str] | Sequence[str | os.PathLike[str]]
 _NUMBERS = ("plain", "complex128", "bfloat16", "float8", "subbyte", "longdouble")
+_REMOTE_JOBS = 4
 _UNCHANGED = (("bfloat16", "V2"), ("float8", "V1"), ("bytes", "metadata"), ("str", "metadata"))
 """Policies whose outcome a file remembers to be what it was; and what they make would be taken for it again."""
 _ROW = formats.Format("diff", (), (), "", "", "what a comparison takes its tensors as", orders=True)
@@ -79,25 +81,32 @@ def diff(
     began = time.perf_counter()
     tolerance = _tolerance(rtol, atol)
     options.check_jobs(jobs)
-    wishes = options.wishes(_ROW, policy=policy, rename=rename)
+    wishes = options.wishes(_ROW, policy=policy, rename=rename, limits=limits)
     with contextlib.ExitStack() as opened:
         sides = [
             source if isinstance(source, Checkpoint) else opened.enter_context(api.open(source, limits=limits))
             for source in (a, b)
         ]
+        files = [file for side in sides for file in side.files]
         chosen, notes = _chosen(sides, wishes, tuple(include), tuple(exclude))
         job = _Job(_planned(chosen, wishes), tolerance, ignore_dtype)
         job.match(unnamed=any(_is_unnamed(side) for side in chosen))
-        job.compare(jobs or default_jobs(), progress)
+        job.compare(jobs or _threads(files), progress)
         found = Comparison(sides[0].path, sides[1].path, tolerance=tolerance)
         job.report(found)
         found.metadata = _metadata(sides, job.plans, metadata)
         found.notes = notes + _notes(job.plans)
-        for side in sides:
-            for file in side.files:
-                file.check_unchanged()
+        for file in files:
+            file.check_unchanged()
+            found.notes += getattr(file, "notes", ())
     found.seconds = time.perf_counter() - began
     return found
+
+
+def _threads(files: list[Any]) -> int:
+    """The cores there are; more where threads mostly wait for a network."""
+    far = any(getattr(file, "is_remote", False) for file in files)
+    return max(default_jobs(), _REMOTE_JOBS if far else 1)
 
 
 def _tolerance(rtol: float | None, atol: float | None) -> Tolerance | None:
@@ -160,7 +169,7 @@ def _planned(sides: list[Checkpoint], wishes: Wishes) -> list[Plan]:
     writer = _AsTheyAre(wishes.policy)
     plans: list[Plan] = []
     problems: list[ConvertError] = []
-    for side, wish in zip(sides, (wishes, Wishes(policy=wishes.policy)), strict=True):
+    for side, wish in zip(sides, (wishes, dataclasses.replace(wishes, rename=())), strict=True):
         try:
             plans.append(make_plan(side, side.path, "a comparison", writer, wish))
         except ConvertError as err:

@@ -13,6 +13,7 @@ from convert.codec import crc32, crc32_combine
 from convert.comparison import Tally, Tolerance
 from convert.dtypes import BLOB, OBJECT
 from convert.errors import ConvertError, PolicyError
+from convert.files import read_ahead
 from convert.steps import pipe_of
 from convert.tensor import Extent, Tensor
 from convert.threads import BUFFER_BYTES, Work
@@ -91,6 +92,8 @@ class Pair:
         view, needed = memoryview(room), b.stored(step)
         buffer = buffer if needed <= len(buffer) else memoryview(bytearray(needed))
         crc_a = crc_b = 0
+        a.expect(begin, end)
+        b.expect(begin, end)
         for at in range(begin, end, step):
             stop = min(at + step, end)
             part_a, crc_a = a.read(at, stop, view, crc_a)
@@ -167,6 +170,10 @@ class _Side:
     def stored(self, count: int) -> int:
         """Stored bytes of the first `count` elements."""
         return count * self._bits // 8 // self.pipe.unit_out * self.pipe.unit_in
+
+    def expect(self, begin: int, end: int) -> None:
+        """Elements `[begin, end)` will be read in order, which a remote file likes to know."""
+        read_ahead(self._data.file, self._data.offset + self.stored(begin), self._data.offset + self.stored(end))
 
     def read(self, begin: int, end: int, room: memoryview, crc: int) -> tuple[memoryview, int]:
         """Elements `[begin, end)`, in `room` or elsewhere, and the CRC-32 continued over their stored bytes."""

@@ -540,6 +540,34 @@ def test_shards_folders_and_open_checkpoints(tmp_path: Path) -> None:
         assert checkpoint["b"].numpy()[0] == 1
 
 
+def test_urls_are_compared_like_files(tmp_path: Path) -> None:
+    """One side in a store, the other here; shards in the store too."""
+    fsspec = pytest.importorskip("fsspec")
+    store = fsspec.filesystem("memory")
+    arrays = {"w": np.random.default_rng(8).standard_normal(300_000), "v": np.asfortranarray(np.eye(300))}
+    here = write(tmp_path / "a.npz", arrays)
+    try:
+        store.pipe_file("/diff/a.npz", here.read_bytes())
+        assert convert.diff("memory://diff/a.npz", here).same
+        convert.save(arrays, "memory://diff/m.safetensors", max_shard_size=800_000)
+        assert convert.diff(here, "memory://diff/m.safetensors.index.json").identical == 2
+        arrays["w"][250_000] += 1
+        assert tally(convert.diff("memory://diff/a.npz", write(here, arrays))).first == 250_000
+    finally:
+        store.rm("/diff", recursive=True)
+
+
+def test_limits_hold_for_both_sides(tmp_path: Path) -> None:
+    """The second file may be the hostile one."""
+    a, b = (
+        write(tmp_path / "a.npz", {"x": np.zeros(2)}),
+        write(tmp_path / "b.npz", {"x": np.zeros(2), "y": np.zeros(2)}),
+    )
+    with pytest.raises(convert.LimitError) as caught:
+        convert.diff(a, b, limits=convert.Limits(tensors=1))
+    assert caught.value.path == str(b)
+
+
 # --- the way there and back --------------------------------------------------------------------------------------
 
 FILES = sorted(path.name for path in SAMPLES.iterdir() if path.suffix in (".npy", ".npz", ".safetensors"))
