@@ -30,7 +30,7 @@ def inventory_page(found: Sequence[Inventory], problems: Sequence[ConvertError] 
     """The page, piece by piece."""
     title = found[0].path if len(found) == 1 else counted(len(found), "file")
     flat = [problem for error in problems for problem in error.problems]
-    return page.page(title, _body(title, found, flat))
+    return page.page(title, _body(title, found, flat), "ls")
 
 
 def _body(title: str, found: Sequence[Inventory], problems: Sequence[ConvertError]) -> Iterator[str]:
@@ -44,7 +44,7 @@ def _body(title: str, found: Sequence[Inventory], problems: Sequence[ConvertErro
     left_out = sum(one.left_out for one in found)
     facts += [(f"{left_out:,}", "left out")] if left_out else []
     yield page.tiles(facts)
-    yield page.problem_list(problems)
+    yield page.problem_list([str(problem) for problem in problems], len(problems))
     classes = page.colours(totals)
     yield page.picture(_tree(found), classes, "Where the bytes are")
     if totals:

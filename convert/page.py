@@ -9,7 +9,7 @@ from html import escape
 from typing import TYPE_CHECKING
 
 from convert import treemap
-from convert.errors import ConvertError, printable
+from convert.errors import printable
 from convert.htmlstyle import SCRIPT, STYLE
 from convert.shown import counted, human
 from convert.version import __version__
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 COLOURS = 8
 """Kinds beyond that share a ninth colour."""
 _WRITE_BYTES = 1 << 20
+_GENERATOR = "tensor-convert"
+_HEAD_BYTES = 2000
 
 
 def shown(text: object) -> str:
@@ -28,13 +30,17 @@ def shown(text: object) -> str:
     return escape(printable(text))
 
 
-def page(title: str, body: Iterable[str]) -> Iterator[str]:
-    """A whole page. The policy in its head lets it load nothing and run only the script that is in it."""
+def page(title: str, body: Iterable[str], kind: str) -> Iterator[str]:
+    """A whole page, of a kind by which `is_page` knows it.
+
+    The policy in its head lets it load nothing, and run only the script that is in it.
+    """
     digest = base64.b64encode(hashlib.sha256(SCRIPT.encode()).digest()).decode()
     policy = f"default-src 'none'; style-src 'unsafe-inline'; script-src 'sha256-{digest}'"
     yield (
         '<!DOCTYPE html><html lang="en"><head><meta charset="utf-8">'
         f'<meta http-equiv="Content-Security-Policy" content="{escape(policy)}">'
+        f'<meta name="generator" content="{_GENERATOR} {shown(kind)}">'
         '<meta name="viewport" content="width=device-width,initial-scale=1">'
         f"<title>{shown(title)}</title><style>{STYLE}</style></head><body>"
     )
@@ -53,6 +59,15 @@ def write(output: OutputFile, parts: Iterable[str]) -> None:
     output.write_at(at, waiting)
 
 
+def is_page(path: str, kind: str) -> bool:
+    """Whether a file is a page of that kind, made by this program."""
+    try:
+        with open(path, "rb") as file:
+            return f'content="{_GENERATOR} {shown(kind)}"'.encode() in file.read(_HEAD_BYTES)
+    except OSError:
+        return False
+
+
 def head(title: str, about: str) -> str:
     """What it is about."""
     return f'<h1>{shown(title)}</h1><p class="dim">{shown(about)}</p>'
@@ -64,13 +79,14 @@ def tiles(facts: Iterable[tuple[str, str]]) -> str:
     return f'<div class="tiles">{"".join(made)}</div>'
 
 
-def problem_list(problems: Sequence[ConvertError]) -> str:
-    """What is wrong, each with its hint; nothing if nothing is."""
-    if not problems:
+def problem_list(texts: Sequence[str], count: int) -> str:
+    """What is wrong, each with its hint, and how many there are in all; nothing if nothing is."""
+    if not texts:
         return ""
-    # Line by line, as a line's end is what `printable` would spell out.
-    items = ("<li>" + "\n".join(map(shown, str(problem).split("\n"))) + "</li>" for problem in problems)
-    return f'<h2 class="bad">{counted(len(problems), "problem")}</h2><ul>{"".join(items)}</ul>'
+    # Line by line, as the end of a line is what `printable` would spell out.
+    items = ("<li>" + "\n".join(map(shown, text.split("\n"))) + "</li>" for text in texts)
+    more = f'<p class="dim">and {count - len(texts):,} more</p>' if count > len(texts) else ""
+    return f'<h2 class="bad">{counted(count, "problem")}</h2><ul>{"".join(items)}</ul>{more}'
 
 
 def bullets(title: str, texts: Sequence[str]) -> str:

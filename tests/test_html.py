@@ -30,6 +30,9 @@ from hypothesis import strategies as st
 from safetensors.numpy import save_file
 
 import convert
+from convert.batchhtml import BatchPage
+from convert.batchjob import FileReport
+from convert.batchrun import BatchReport
 from convert.cli.main import run
 from convert.errors import CorruptError, printable
 from convert.html import MOST_ROWS, inventory_page
@@ -285,6 +288,102 @@ def test_a_page_about_what_could_be_read(here: Path, capsys: pytest.CaptureFixtu
     assert "missing.npz: cannot be read" in text
 
 
+# --- the report of a batch ---------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def tree(here: Path) -> Path:
+    """A folder of sources: good ones, a damaged one, one that is none, a file to copy, a hostile name."""
+    src = here / "src"
+    (src / "sub").mkdir(parents=True)
+    for index in range(12):
+        arrays: dict[str, Any] = {"a": np.zeros(50 * index), "z": np.zeros(3, complex), "d": np.zeros(2, "M8[D]")}
+        np.savez(src / "sub" / f"m{index}.npz", **arrays)
+    np.savez(src / "bad.npz", a=np.arange(100.0))
+    data = bytearray((src / "bad.npz").read_bytes())
+    data[data.index(np.float64(50).tobytes())] ^= 1
+    (src / "bad.npz").write_bytes(data)
+    (src / "<b>bold.npz").write_bytes(b"PK\3\4 no archive")
+    (src / "config.json").write_text("{}")
+    return here
+
+
+BATCH = ["batch", "src", "dst", "--to", "safetensors", "--copy-others", "--html", "report.html"]
+POLICIES = ["--policy", "complex128=pair", "--policy", "datetime64=skip"]
+
+
+def test_the_page_of_a_batch(tree: Path) -> None:
+    """What was done, failed, changed by policy and left out, with sums; then the files, failures first."""
+    assert run([*BATCH, *POLICIES]) == 3
+    text = Path("report.html").read_text("utf-8")
+    page = Reader(text)
+    cells = page.names()
+    assert _after(cells, "complex128", 5) == ["complex128", "float64", "policy complex128=pair", "12", "12"]
+    assert _after(cells, "datetime64[D]", 4) == ["datetime64[D]", "policy datetime64=skip", "12", "12"]
+    items = [data for tag, data in page.texts if tag == "li"]
+    assert "src/bad.npz: tensor 'a': CRC-32 mismatch" in items[0]
+    assert "src/<b>bold.npz: " in items[1]
+    sources = [cell for cell in cells if cell.endswith((".npz", ".json"))]
+    assert sources[:2] == ["<b>bold.npz", "bad.npz"]
+    assert sources[2:] == ["config.json", "config.json", *(f"sub/m{index}.npz" for index in range(12))]
+    assert "<b>bold" not in text
+    tiles = [data for tag, data in page.texts if tag == "b"]
+    assert tiles[:3] == ["13", "0", "2"]
+
+
+def _after(cells: list[str], first: str, count: int) -> list[str]:
+    """Cells from a certain one on."""
+    at = cells.index(first)
+    return cells[at : at + count]
+
+
+def test_a_later_run_replaces_the_page_of_a_batch_only(tree: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The same command goes on where it was; a file that is no such report is kept, and nothing is converted."""
+    assert run([*BATCH, *POLICIES]) == 3
+    assert run([*BATCH, *POLICIES]) == 3
+    assert "finished before" in Path("report.html").read_text("utf-8")
+    Path("report.html").write_text("mine")
+    shutil.rmtree("dst")
+    assert run([*BATCH, *POLICIES]) == 5
+    assert "report.html: the target is no report of a batch\nhint: give another name" in capsys.readouterr().err
+    assert Path("report.html").read_text() == "mine"
+    assert not Path("dst").exists()
+    np.savez("in.npz", a=np.zeros(1))
+    assert run(["ls", "in.npz", "--html", "list.html"]) == 0
+    assert run([*BATCH[:-1], "list.html"]) == 5
+
+
+def test_an_interrupted_batch_leaves_no_page(tree: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor one that ends with an error of its own; a dry run has none to write."""
+    assert run([*BATCH, "--dry-run"]) == 2
+
+    def interrupted(*_: object, **__: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("convert.batch.convert_folder", interrupted)
+    assert run(BATCH) == 130
+    monkeypatch.undo()
+    monkeypatch.chdir(tree)
+    assert run(["batch", "nowhere", "dst", "--to", "npz", "--html", "report.html"]) != 0
+    assert sorted(os.listdir()) == ["src"]
+
+
+def test_ten_thousand_files_are_folded() -> None:
+    """The page stays below two megabytes; failures are all there."""
+    page = BatchPage()
+    for index in range(10_000):
+        report = FileReport(f"run{index // 100}/step{index}.npz", f"run{index // 100}/step{index}.safetensors")
+        report.source_bytes = report.target_bytes = 1000 + index
+        if index % 1000 == 7:
+            report.fail(CorruptError("cut short", path=report.source))
+        page.add(report)
+    text = "".join(page.parts(BatchReport("src", "dst", "safetensors", done=9990, failed=10)))
+    assert len(text) < 2_000_000
+    assert all(f"run{index // 100}/step{index}.npz<br>" in text for index in range(7, 10_000, 1000))
+    assert "(100 files)" in text
+    Reader(text)
+
+
 # --- a real browser ----------------------------------------------------------------------------------------------
 
 
@@ -385,6 +484,17 @@ def test_it_fits_and_can_be_read(checkpoint: Path, tmp_path: Path, width: int, d
     assert min(found["contrasts"]) > 4.5
     assert found["requests"] == []
     assert "owned" not in found["title"].replace(printable(checkpoint), "")
+
+
+@needs_browser
+@pytest.mark.parametrize("width", [390, 1280])
+def test_the_page_of_a_batch_fits_too(tree: Path, width: int) -> None:
+    """The same, for the other kind of page."""
+    assert run([*BATCH, *POLICIES]) == 3
+    found = probed(tree, Path("report.html").read_text("utf-8"), width)
+    assert (found["outside"], found["spilt"], found["overlapping"]) == ([], [], 0)
+    assert found["scroll"] <= width
+    assert min(found["contrasts"]) > 4.5
 
 
 @needs_browser

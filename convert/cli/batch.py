@@ -6,12 +6,12 @@ import gc
 import inspect
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Self
 
 import typer
 
 from convert.cli import job
-from convert.errors import ConvertError, printable
+from convert.errors import ConvertError, TargetExistsError, UsageError, printable
 
 if TYPE_CHECKING:
     from convert.batchjob import FileReport
@@ -69,6 +69,10 @@ _Scheduler = Annotated[
         rich_help_panel="Where",
     ),
 ]
+_Html = Annotated[
+    str | None,
+    typer.Option("--html", metavar="FILE", help="Write the report as a page too.", rich_help_panel="Messages"),
+]
 
 
 def run(
@@ -84,6 +88,7 @@ def run(
     no_space_check: _NoSpaceCheck = False,
     no_fsync: _NoFsync = False,
     scheduler: _Scheduler = None,
+    html: _Html = None,
     **shared: Any,
 ) -> int:
     """Convert every file below a folder; run it again to resume."""
@@ -92,15 +97,53 @@ def run(
         "delete_source": delete_source, "checksum": checksum, "fail_fast": fail_fast,
         "space_check": not no_space_check, "fsync": not no_fsync, "executor": scheduler,
     }  # fmt: skip
-    return _run(src, dst, own, shared)
+    if html is not None and shared["dry_run"]:
+        raise UsageError("--html is the report of a run", hint="leave out --dry-run")
+    with _Page(html) as page:
+        return _run(src, dst, own, shared, page)
 
 
-def _run(src: str, dst: str, own: dict[str, Any], shared: dict[str, Any]) -> int:
+class _Page:
+    """The report as a page, if one is wanted. Its file is begun first, so that it is known that it can be written."""
+
+    def __init__(self, target: str | None) -> None:
+        self._output = self._page = None
+        if target is not None:
+            from convert.batchhtml import BatchPage, is_report
+            from convert.output import OutputFile
+
+            self._page = BatchPage()
+            try:
+                self._output = OutputFile(target, overwrite=is_report(target))  # of an earlier run of this command
+            except TargetExistsError as err:
+                hint = "give another name; only the report of a batch is replaced"
+                raise TargetExistsError("the target is no report of a batch", path=err.path, hint=hint) from err
+
+    def file(self, report: FileReport) -> None:
+        """A file has ended."""
+        if self._page is not None:
+            self._page.add(report)
+
+    def finish(self, report: BatchReport) -> None:
+        """All files have."""
+        if self._page is not None and self._output is not None:
+            self._page.write(self._output, report)
+            self._output.commit()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._output is not None:
+            self._output.discard()  # which does nothing to what is finished
+
+
+def _run(src: str, dst: str, own: dict[str, Any], shared: dict[str, Any], page: _Page) -> int:
     """Do it, and say what there is to say."""
     from convert.batch import convert_folder
 
     shown = {name: shared.pop(name) for name in ("dry_run", "json", "quiet", "no_progress")}
-    watcher = _Watcher(json=shown["json"], quiet=shown["quiet"])
+    watcher = _Watcher(page, json=shown["json"], quiet=shown["quiet"])
     if own["executor"] is not None:
         gc.enable()  # a client of a cluster does make cycles
     try:
@@ -122,6 +165,7 @@ def _run(src: str, dst: str, own: dict[str, Any], shared: dict[str, Any]) -> int
             job.write_json(job.error_object(err))
         raise
     _tell(report, json=shown["json"], quiet=shown["quiet"], shown_before=watcher.told)
+    page.finish(report)
     return report.exit_status
 
 
@@ -157,7 +201,8 @@ def _options(shared: dict[str, Any]) -> dict[str, Any]:
 class _Watcher:
     """Says what happens while it happens: lines of JSON, failures, and the figures beside the bar."""
 
-    def __init__(self, *, json: bool, quiet: bool) -> None:
+    def __init__(self, page: _Page, *, json: bool, quiet: bool) -> None:
+        self._page = page
         self.done = self.failed = 0
         self.told = False
         self._json = json
@@ -171,6 +216,7 @@ class _Watcher:
 
     def file(self, report: FileReport) -> None:
         """A file has ended."""
+        self._page.file(report)
         if report.status == "failed":
             self.failed += 1
         elif report.status == "done":
