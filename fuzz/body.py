@@ -27,8 +27,8 @@ SECONDS = 120
 """Against hanging only: a file of a few kilobytes takes milliseconds."""
 MAX_BYTES = 128 << 10
 """Of a file."""
-MEMORY_BYTES = 256 << 20
-"""Address space it may claim beyond what the process has; the dictionary of a lzma stream may take half of that."""
+MEMORY_BYTES = 128 << 20
+"""Address space it may claim beyond what the process has."""
 _READ_BYTES = 4 << 20
 """Of each tensor; a few bytes of bzip2 may rightly be gigabytes."""
 _ARRAY_BYTES = 64 << 10
@@ -40,6 +40,7 @@ _MESSAGE_CHARACTERS = 2000
 _NOT_NUMPYS = (
     "ValueError: descr is not a valid dtype",
     "ValueError: array is too big",
+    "ValueError: negative dimensions",  # its product of the sizes overflowed
     "ValueError: maximum supported dimension",
     "ValueError: Failed to read all data",  # of a subarray type
     "ValueError: cannot reshape",
