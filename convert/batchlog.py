@@ -210,7 +210,8 @@ def claim(state: str, key: str, *, wait: bool) -> Iterator[bool]:
     """Hold a target for one process at a time; yields False if another has it. The lock's file goes away after."""
     path = os.path.join(state, "claims", short(key))
     try:
-        os.makedirs(os.path.dirname(path), exist_ok=True)
+        if not os.path.isdir(os.path.dirname(path)):
+            os.makedirs(os.path.dirname(path), exist_ok=True)
         while True:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | BINARY, 0o666)
             held = lock(fd, wait=wait)

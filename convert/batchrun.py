@@ -201,7 +201,7 @@ class Batch:
                     raise OutputError("no worker process can be started any more", path=self._order.dst)
                 lost, jobs = self._crew.drive(Alone(hands), [[job] for job in jobs])
             for job in lost:
-                died = WorkerDiedError("the process that converted it ended: killed, or out of memory")
+                died = WorkerDiedError("the process that was to convert it has ended: killed, or out of memory")
                 sweep(self._order.dst, [job.item.target])
                 self._settle(job, failed(job, died))
 

@@ -20,7 +20,7 @@ pytestmark = [
     pytest.mark.slow,
 ]
 
-MOMENTS = int(os.environ.get("CONVERT_KILLS", "10"))
+MOMENTS = int(os.environ.get("CONVERT_KILLS", "50"))
 PATIENCE_SECONDS = 60
 
 # Few files shall do for processes, and for large ones; children know nothing of it, nor need they.

@@ -33,7 +33,12 @@ from convert import batchrun, cluster, spread
 signal.signal(signal.SIGINT, signal.default_int_handler)  # a background shell may have it ignored
 batchrun.SPREAD_BYTES, batchrun.CHUNK_FILES = 1 << 20, 3
 spread.LEAST_BYTES, spread.RANGE_BYTES = 1 << 17, 1 << 18
-cluster._CONNECT_SECONDS, cluster._LOOK_SECONDS = 3, 0.1
+cluster._CONNECT_SECONDS, cluster._LOOK_SECONDS = int(os.environ.get("CONNECT", "60")), 0.1
+really = cluster.Cluster.__init__
+def connected(self, client, options):
+    really(self, client, options)
+    client._timeout = int(os.environ.get("GIVE_UP", "60"))  # when it has lost the scheduler
+cluster.Cluster.__init__ = connected
 cluster.FIRST_WORKER_SECONDS = int(os.environ.get("FIRST_WORKER", "60"))
 from convert.cli.main import main
 main(["batch", *sys.argv[1:]])
@@ -313,7 +318,7 @@ def test_the_scheduler_is_lost(
     """It ends with a message if the scheduler stays away, and goes on if it comes back."""
     scheduler = site.scheduler()
     victim = site.worker(HANG="before 3")
-    process = start(src, tmp_path / "dst", site.address)
+    process = start(src, tmp_path / "dst", site.address, GIVE_UP="1")
     wait_until(site.mark.exists, process)
     scheduler.kill()
     said = finish(process, 5)
@@ -384,7 +389,7 @@ sys.meta_path.insert(0, Blocker())
 
 def test_nobody_answers(src: Path, tmp_path: Path) -> None:
     """Status 5; an address that is none is a usage error. Nothing was written."""
-    said = finish(start(src, tmp_path / "dst", f"tcp://{HERE}:1"), 5)
+    said = finish(start(src, tmp_path / "dst", f"tcp://{HERE}:1", CONNECT="1"), 5)
     assert said.startswith(f"tcp://{HERE}:1: the scheduler does not answer")
     assert "\nhint: dask scheduler --port 8786 starts one" in said
     for address in ("nonsense://x", "tcp://host", ""):
