@@ -71,11 +71,12 @@ def open(source: Path | Sequence[Path], *, format: str | None = None, limits: Li
         raise
 
 
-def _open_file(path: str, format: str | None, limits: Limits) -> Checkpoint:
+def _open_file(source: Path, format: str | None, limits: Limits) -> Checkpoint:
     if format is not None:
-        checkpoint: Checkpoint = formats.by_name(format).load_reader().open(path, limits)
+        checkpoint: Checkpoint = formats.by_name(format).load_reader().open(source, limits)
         return checkpoint
-    file = open_source(path)
+    path = os.fspath(source)
+    file = open_source(source)
     is_kept = False
     try:
         start = file.read(0, min(formats.SNIFF_BYTES, file.size))
@@ -96,7 +97,7 @@ def _open_folder(folder: str, limits: Limits) -> list[Checkpoint]:
     from urllib.parse import unquote
 
     found: list[Checkpoint] = []
-    indexes: list[str] = []
+    indexes: list[Path] = []
     others = 0
     for relative, path in _files_below(folder):
         if "/" not in relative and formats.is_index(relative):
@@ -125,25 +126,25 @@ def _open_folder(folder: str, limits: Limits) -> list[Checkpoint]:
     return found
 
 
-def _files_below(folder: str) -> Iterator[tuple[str, str]]:
-    """Each file below a folder, hidden ones left out: its path there, with slashes, and its path."""
+def _files_below(folder: str) -> Iterator[tuple[str, Path]]:
+    """Each file below a folder, hidden ones left out: its path there, with slashes, and what opens it."""
     if is_url(folder):
         from convert import remote
+        from convert.remotefile import RemoteFile
 
-        for relative, url, _ in remote.files_below(folder):
-            yield relative, url
+        for relative, url, found in remote.files_below(folder):
+            yield relative, RemoteFile(url, found)  # it need not ask for what the listing has told
         return
-    for where, folders, files in os.walk(folder, onerror=_unlistable):
+
+    def unlistable(err: OSError) -> None:  # it may hold tensors, which must not be missing without a word
+        raise unreadable(err.filename or folder, err) from err
+
+    for where, folders, files in os.walk(folder, onerror=unlistable):
         folders[:] = sorted(name for name in folders if not name.startswith("."))
         for file in sorted(files):
             if not file.startswith("."):
                 path = os.path.join(where, file)
                 yield os.path.relpath(path, folder).replace(os.sep, "/"), path
-
-
-def _unlistable(err: OSError) -> None:
-    """A folder that cannot be read may hold tensors: they must not be missing without a word."""
-    raise unreadable(err.filename, err) from err
 
 
 def _gathered(opened: list[Checkpoint], paths: list[str]) -> Checkpoint:
@@ -220,7 +221,7 @@ def save(tensors: Mapping[str, Any], target: Path, **settings: Any) -> Report:
     from convert import arrays
 
     checkpoint = Checkpoint("memory", "memory", [arrays.from_array(name, value) for name, value in tensors.items()])
-    return _convert(checkpoint, ["memory"], os.fspath(target), **settings)
+    return convert_checkpoint(checkpoint, ["memory"], os.fspath(target), **settings)
 
 
 def convert_file(source: Path | Sequence[Path], target: Path, *, format: str | None = None, **settings: Any) -> Report:
@@ -260,10 +261,10 @@ def convert_file(source: Path | Sequence[Path], target: Path, *, format: str | N
     """
     sources = [source] if isinstance(source, (str, os.PathLike)) else list(source)
     with open(sources, format=format, limits=settings.get("limits", DEFAULT)) as checkpoint:
-        return _convert(checkpoint, [os.fspath(path) for path in sources], os.fspath(target), **settings)
+        return convert_checkpoint(checkpoint, [os.fspath(path) for path in sources], os.fspath(target), **settings)
 
 
-def _convert(
+def convert_checkpoint(
     checkpoint: Checkpoint,
     sources: list[str],
     target: str,
@@ -282,6 +283,7 @@ def _convert(
     spread: Spreading | None = None,
     **wishes: Any,
 ) -> Report:
+    """What is open, into a target; see `convert_file`. `sources` are for the report."""
     began = time.perf_counter()
     target = local_path(target)
     row = formats.by_name(to) if to is not None else formats.for_target(target)
@@ -295,7 +297,7 @@ def _convert(
         raise UsageError(f"{row.name} has no shards (only safetensors has)", hint="--to safetensors, or another target")
     plan = make_plan(checkpoint, target, row.name, writer, made)
     split = writer.split(plan, max_shard_size) if sharded else None
-    report = _report(checkpoint, sources, plan)
+    report = report_of(checkpoint, sources, plan)
     if dry_run:
         report.dry_run = True
         report.tensors = _written(plan)
@@ -321,7 +323,7 @@ def _convert(
     else:  # in place, only what is read may go
         own = {real_path(file.path) for file in checkpoint.files if in_place}
         output = writer.write_split(plan, split, settings, own)
-    _finish(output, checkpoint, plan, row if verify else None, report, fsync, limits)
+    finish(output, checkpoint, plan, row if verify else None, report, fsync, limits)
     report.seconds = time.perf_counter() - began
     return report
 
@@ -331,7 +333,7 @@ def _jobs(jobs: int | None, is_far: bool) -> int:
     return min(jobs or max(default_jobs(), least), most)
 
 
-def _finish(
+def finish(
     output: Output,
     checkpoint: Checkpoint,
     plan: Plan,
@@ -361,7 +363,8 @@ def _written(plan: Plan) -> list[Written]:
     return [Written(tensor.name, tensor.dtype.name, tensor.shape, tensor.nbytes) for tensor in plan.tensors]
 
 
-def _report(checkpoint: Checkpoint, sources: list[str], plan: Plan) -> Report:
+def report_of(checkpoint: Checkpoint, sources: list[str], plan: Plan) -> Report:
+    """The report of a conversion that is to come."""
     return Report(
         [without_secrets(source) for source in sources],
         without_secrets(plan.target),

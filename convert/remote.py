@@ -275,15 +275,18 @@ def facts_if_any(place: Place, kind: type[ConvertError] = OutputError) -> dict[s
         raise
 
 
-_VERSIONS = (
-    "ETag", "etag", "VersionId", "generation", "md5Hash", "content_settings", "Last-Modified", "LastModified",
-    "last_modified", "mtime", "modified", "created", "blob_id", "ino", "uid",
-)  # fmt: skip
+_TAGS = ("ETag", "etag", "generation", "md5Hash", "blob_id", "checksum")
+_TIMES = ("Last-Modified", "LastModified", "last_modified", "mtime", "modified", "created")
 
 
-def version_of(found: dict[str, Any]) -> tuple[str, ...]:
-    """What changes when a file does, as far as its store tells: size, tag, times."""
-    return tuple(f"{key}={found[key]}" for key in ("size", *_VERSIONS) if found.get(key) is not None)
+def is_changed(then: dict[str, Any], now: dict[str, Any]) -> bool:
+    """Whether a file is another one by its size, its tag, or, where there is no tag, its times.
+
+    Not every call of a store tells everything in the same way: only what was told twice is compared.
+    """
+    known = [key for key in ("size", *_TAGS, *_TIMES) if then.get(key) and type(then[key]) is type(now.get(key))]
+    tags = [key for key in known if key not in _TIMES]
+    return any(then[key] != now[key] for key in (tags if len(tags) > 1 else known))
 
 
 def files_below(folder: str) -> list[tuple[str, str, dict[str, Any]]]:

@@ -27,8 +27,8 @@ from convert.remote import Place, ShortBodyError
 
 LEAST_BYTES = 64 << 10
 """A request takes as long as sending this much, or longer."""
-MOST_BYTES = 4 << 20
-"""The longest request; several threads hold one each, and the library beneath may hold it twice."""
+MOST_BYTES = 2 << 20
+"""The longest request; several threads hold one each, and the library beneath holds it twice."""
 KEPT_BYTES = 16 << 20
 MOST_RUNS = 8
 """Of tensors, or parts of them, that are being moved at once; one more than this ends the oldest."""
@@ -64,13 +64,14 @@ class RemoteFile(os.PathLike[str]):
 
     is_remote = True
 
-    def __init__(self, url: str) -> None:
-        """Ask for size and version; no byte of it is read.
+    def __init__(self, url: str, found: dict[str, Any] | None = None) -> None:
+        """Ask for size and version, unless a listing has told; no byte of it is read.
 
         Raises:
             InputError: There is no such file, or it may not be read.
         """
         self.path = url
+        self._listed = found is not None
         self.notes: list[str] = []
         self._place = remote.locate(url)
         self._spool: Spool | None = None
@@ -79,16 +80,16 @@ class RemoteFile(os.PathLike[str]):
         self._runs: list[_Run] = []
         self._runs_lock = threading.Lock()
         self._failure: InputError | None = None
-        found = remote.facts(self._place)
+        found = found or remote.facts(self._place)
         if found.get("type") == "directory":
             raise InputError("is a folder (expected a file)", path=url, hint=f"a slash at its end says so: {url}/")
-        self._version = remote.version_of(found)
+        self._opened = found
         size = found.get("size")
         if size is None or found.get("partial") is False:
             self.size = self._fetch_all(size)
         else:
             self.size = int(size)
-        self._range = self._ranger()
+        self._range: Callable[[int, int], bytes] | None = None
 
     def __fspath__(self) -> str:
         return self.path
@@ -101,12 +102,12 @@ class RemoteFile(os.PathLike[str]):
         fs, path = self._place.fs, self._place.path
         from fsspec.spec import AbstractBufferedFile
 
-        if self._spool is None and self.size and self._place.protocol != "memory":
-            with remote.explaining(self.path, InputError), self._place.alone:
-                # The file objects of most stores fetch a range without seeking, and notice when the file has changed;
-                # that of the web notices when a server does not serve ranges, where `cat_file` would not.
-                options = {"size": self.size} if self._place.is_web else {}
-                file = fs.open(path, "rb", cache_type="none", **options) if self._is_buffered() else None
+        if self._is_buffered():
+            # The file objects of most stores fetch a range without seeking. That of S3 notices when the file has
+            # changed, for one more request; that of the web when a server does not serve ranges, where `cat_file`
+            # would take everything for the range.
+            options = {"size": self.size} if self._place.is_web or self._listed else {}
+            file = fs.open(path, "rb", cache_type="none", **options)
             if isinstance(file, AbstractBufferedFile):
                 found: Callable[[int, int], bytes] = file._fetch_range
                 return found
@@ -210,6 +211,8 @@ class RemoteFile(os.PathLike[str]):
 
         def ask() -> bytes:
             with self._place.alone:
+                if self._range is None:
+                    self._range = self._ranger()
                 data = self._range(begin, end)
             if len(data) != end - begin:
                 raise ShortBodyError(f"the server sent {len(data)} bytes of {end - begin} from byte {begin}")
@@ -248,7 +251,7 @@ class RemoteFile(os.PathLike[str]):
     def check_unchanged(self) -> None:
         """InputError if the file was modified since it was opened, as far as the store can tell."""
         found = remote.facts_if_any(self._place, InputError)
-        if found is None or remote.version_of(found) != self._version:
+        if found is None or remote.is_changed(self._opened, found):
             raise InputError(
                 "the file changed while it was read", path=self.path, hint="run again when nobody writes to it"
             )

@@ -27,10 +27,13 @@ if TYPE_CHECKING:
 _WHOLE_AT_CLOSE = ("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oss", "hf")
 """Stores where nobody sees a file before its upload is complete."""
 _READ_ONLY = ("http", "https", "github", "git", "zip", "tar", "libarchive", "data", "reference", "gist")
-PART_BYTES = 8 << 20
-"""What is uploaded at once. One part is being filled while another is on its way."""
+PART_BYTES = 6 << 20
+"""What is uploaded at once. One part is being filled while another is on its way, of which its library holds two
+copies. S3 takes none below 5 MiB."""
 _MOST_PARTS = 9_000
 """S3 takes 10,000; a target that would need more has larger parts, and takes more memory."""
+_S3_COPY_BYTES = 5 << 30
+"""What S3 copies with one request."""
 _ZEROS_BYTES = 1 << 20
 
 
@@ -73,7 +76,7 @@ class RemoteOutput:
         self._file: Any = None
         self._uploader: ThreadPoolExecutor | None = None
         self._pending: Future[None] | None = None
-        self._is_sent = self._is_done = False
+        self._is_begun = self._is_sent = self._is_done = False
 
     def _check_old(self) -> None:
         if self._overwrite and self._place.protocol in _WHOLE_AT_CLOSE:
@@ -143,6 +146,7 @@ class RemoteOutput:
 
     def _open(self) -> Any:
         fs = self._place.fs
+        self._is_begun = True
         if self._place.protocol not in _WHOLE_AT_CLOSE:
             file = fs.open(self._path, "wb", block_size=self._part_bytes)
             if hasattr(file, "set_pipelined"):  # SFTP: or each packet would wait for its answer
@@ -203,15 +207,20 @@ class RemoteOutput:
             if self._is_sibling:
                 self._move()
             self._is_done = True
-            found = remote.facts_if_any(self._place)
-            if found is None or found.get("size") not in (None, self._at):
-                size = "nothing" if found is None else found["size"]
-                raise OutputError(
-                    f"the upload is incomplete (expected {self._at} bytes, found {size})", path=self.target
-                )
         except OutputError:
             self.discard()
             raise
+        self._check_size()
+
+    def _check_size(self) -> None:
+        """The store has confirmed the upload; if it can be asked, it must have it as long as it was."""
+        try:
+            found = remote.facts_if_any(self._place)
+        except OutputError:  # some may write who may not look
+            return
+        if found is None or found.get("size") not in (None, self._at):
+            size = "nothing" if found is None else found["size"]
+            raise OutputError(f"the upload is incomplete (expected {self._at} bytes, found {size})", path=self.target)
 
     def _move(self) -> None:
         fs, old, new = self._place.fs, self._path, self._place.path
@@ -221,9 +230,18 @@ class RemoteOutput:
             if type(fs).mv is not AbstractFileSystem.mv and self._place.protocol not in _WHOLE_AT_CLOSE:
                 fs.mv(old, new)
             else:
-                fs.cp_file(old, new)
+                self._copy(fs, old, new)
                 fs.rm_file(old)
             fs.invalidate_cache()
+
+    def _copy(self, fs: Any, old: str, new: str) -> None:
+        """Within the store."""
+        if self._place.protocol in ("s3", "s3a") and self._at <= _S3_COPY_BYTES:
+            # s3fs would copy in parts from 150 MiB on, which not every S3 server can, and leave them if it fails.
+            (bucket, key, _), (old_bucket, old_key, _) = fs.split_path(new), fs.split_path(old)
+            fs.call_s3("copy_object", Bucket=bucket, Key=key, CopySource={"Bucket": old_bucket, "Key": old_key})
+        else:
+            fs.cp_file(old, new)
 
     def discard(self) -> None:
         """Remove everything written, unfinished uploads too; harmless when already committed."""
@@ -246,7 +264,7 @@ class RemoteOutput:
             if isinstance(leftover, str):  # Hugging Face's keeps what it will upload on the disk
                 with contextlib.suppress(OSError):
                     os.unlink(leftover)
-        if self._is_sibling and self._at:
+        if self._is_sibling and self._is_begun:
             with contextlib.suppress(Exception), self._place.alone:
                 self._place.fs.rm_file(self._path)
 

@@ -23,8 +23,10 @@ if TYPE_CHECKING:
     from convert.progress import Progress
     from convert.transfer import Head, Slot
 
-PIECE_BYTES = 4 << 20
+PIECE_BYTES = 2 << 20
 """What one thread reads, and a remote source is asked for, at once."""
+_MOST_READERS = 2
+"""One upload cannot keep more of them busy, and each holds its pieces."""
 
 
 @dataclass(slots=True)
@@ -69,7 +71,7 @@ class InOrder:
 
     def fill(self, jobs: int) -> None:
         """All of it; bad input does not stop the reading, so that all of it is reported."""
-        in_order(self._draw, self._work, self._sink, jobs)
+        in_order(self._draw, self._work, self._sink, min(jobs, _MOST_READERS))
         if self._problems:
             raise gather(self._problems)
 

@@ -302,7 +302,7 @@ def test_data_is_read_once_and_in_long_requests(
     asked = Asked(monkeypatch)
     convert.convert_file("memory://in.safetensors", target if "://" in target else tmp_path / target)
     assert asked.nbytes <= 40 * MIB + 2 * remotefile.LEAST_BYTES
-    assert len(asked.ranges) <= 14
+    assert len(asked.ranges) <= 24
 
 
 def test_neighbours_are_fetched_together(memory: Any, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -671,25 +671,29 @@ def test_the_command_line(bucket: Path, tmp_path: Path) -> None:
 
 
 PEAK = """
-import json, resource, sys
+import json, sys
 import fsspec, s3fs
+
+def peak():
+    return next(int(line.split()[1]) / 1024 for line in open("/proc/self/status") if line.startswith("VmHWM:"))
+
 fsspec.filesystem("s3").info(sys.argv[1].partition("://")[2])
-before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+before = peak()
 from convert.cli.main import run
 status = run(sys.argv[1:])
-print(json.dumps([before, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss]))
+print(json.dumps([before, peak()]))
 sys.exit(status)
 """
 
 
 @pytest.mark.slow
-@pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss is in KiB there")
+@pytest.mark.skipif(not os.path.exists("/proc/self/status"), reason="reads the peak from /proc")
 @pytest.mark.parametrize(
     ("target", "settings"),
-    [("b.safetensors", []), ("b.npz", ["--compress", "1"]), ("local.npz", []), ("b.npz", ["--verify"])],
+    [("b.npz", ["--verify"]), ("b.npz", ["--compress", "1"]), ("local.npz", [])],
 )
 def test_memory_stays_bounded(bucket: Path, tmp_path: Path, target: str, settings: list[str]) -> None:
-    """300 MB in one tensor take less than 128 MiB, beside what the library for the store takes by itself."""
+    """300 MB in one tensor take less than 96 MiB, beside what the library for the store takes by itself."""
     header = b"\x93NUMPY\x01\x00v\0" + b"{'descr': '<f4', 'fortran_order': False, 'shape': (75000000,), }".ljust(117)
     with (bucket / "a.npy").open("wb") as file:
         file.write(header + b"\n")
@@ -698,9 +702,9 @@ def test_memory_stays_bounded(bucket: Path, tmp_path: Path, target: str, setting
     command = [sys.executable, "-c", PEAK, url(bucket, "a.npy"), where, "--quiet", *settings]
     result = subprocess.run(command, capture_output=True, text=True, check=False)
     assert result.returncode == 0, result.stderr
-    before, peak = (count / 1024 for count in json.loads(result.stdout))
+    before, peak = json.loads(result.stdout)
     sys.stdout.write(f"{target} {settings}: {peak:.0f} MiB, of which {before:.0f} the library's\n")
-    assert peak - before < 128
+    assert peak - before < 96
     assert os.path.getsize(where if "://" not in where else bucket / target) > 300_000
 
 
