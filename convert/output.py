@@ -231,6 +231,7 @@ class OutputFile:
     def _link(self) -> None:
         """Give a nameless file its name; one that is taken can only be replaced by way of another name."""
         if self._overwrite:
+            lock(self._io.fd)  # before: if another run removed it for a dead one's, it could not be linked again
             os.close(self._sibling(self._link_to))
             assert self._temporary is not None
             os.replace(self._temporary, self._real)
@@ -253,6 +254,8 @@ class OutputFile:
         try:
             self._rename_to_target(temporary)
         except PermissionError:  # nor do some file systems that Linux can mount
+            if self.is_in_place():
+                raise
             self._io.close()
             self._rename_to_target(temporary)
 
@@ -271,8 +274,7 @@ class OutputFile:
                     raise FileExistsError(self._real) from None
                 os.replace(temporary, self._real)
             else:
-                with contextlib.suppress(OSError):  # a second name does no harm; the next run removes it
-                    os.unlink(temporary)
+                os.unlink(temporary)
 
     def discard(self) -> None:
         """Remove everything written; harmless when already committed."""

@@ -153,7 +153,7 @@ class OutputFolder:
         except BaseException:  # an interrupt: the new one is in place all the same
             _remove_tree(self._aside)
             raise
-        if is_there(self._aside):
+        if os.path.lexists(self._aside):
             what = "the new folder is in place, but the old one could not be removed"
             raise OutputError(what, path=self._aside, hint="remove it, or run again with --overwrite")
 

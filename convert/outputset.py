@@ -198,7 +198,10 @@ class OutputSet:
                     _remove([*old.values(), *self._stale])
                     raise
         except OSError as err:
-            raise unwritable(files[-1].target, err) from err
+            told = unwritable(files[-1].target, err)
+            if left := [path for path in kept.values() if os.path.lexists(path)]:
+                told.hint = f"old files could not get their names back, and are kept as {', '.join(left)}"
+            raise told from err
         finally:
             self.discard()
 
