@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from convert.policy import Policy
     from convert.report import Report
     from convert.statistics import Stats, stats
+    from convert.streaming import TensorSpec, Writer, writer
     from convert.tensor import Checkpoint, Tensor
 
 _HOMES = {
@@ -69,6 +70,7 @@ _HOMES = {
     "policy": ("Policy",),
     "report": ("Report",),
     "statistics": ("Stats", "stats"),
+    "streaming": ("TensorSpec", "Writer", "writer"),
     "tensor": ("Checkpoint", "Tensor"),
 }
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
@@ -93,8 +95,10 @@ __all__ = [
     "Stats",
     "TargetExistsError",
     "Tensor",
+    "TensorSpec",
     "UnsupportedError",
     "UsageError",
+    "Writer",
     "__version__",
     "check",
     "convert_file",
@@ -104,6 +108,7 @@ __all__ = [
     "open",
     "save",
     "stats",
+    "writer",
 ]
 
 

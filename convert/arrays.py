@@ -165,6 +165,29 @@ def dtype_of(dtype: np.dtype[Any]) -> tuple[DType, bool]:
     )
 
 
+def dtype_from(value: Any) -> DType:
+    """Our type for what people call one: a name, or a dtype of numpy, ml_dtypes, torch, JAX or MLX.
+
+    Raises:
+        ConvertError: None of ours, or big-endian.
+        TypeError: No type at all.
+    """
+    if isinstance(value, DType):
+        return value
+    if type(value).__module__.partition(".")[0] in ("torch", "mlx"):
+        value = str(value).rpartition(".")[2]
+    if isinstance(value, str) and (named := dtypes.by_name(value)) is not None and named.kind != "blob":
+        return named
+    dtype, big = dtype_of(np.dtype(value))
+    if big or dtype.fields:
+        what = f"{np.dtype(value)} is a record" if dtype.fields else f"{value!r} is big-endian"
+        hint = (
+            "give each field a name of its own" if dtype.fields else f"give {dtype.name!r}; arrays of either order do"
+        )
+        raise UsageError(what, hint=hint)
+    return dtype
+
+
 def _record(dtype: np.dtype[Any]) -> DType:
     fields = []
     members: Mapping[str, Any] = dtype.fields or {}
@@ -215,4 +238,4 @@ def _from_mlx(value: Any) -> np.ndarray[Any, Any]:
     return np.array(value)
 
 
-__all__ = ["check", "dtype_of", "from_array", "holds", "remembers", "to_numpy"]
+__all__ = ["check", "dtype_from", "dtype_of", "from_array", "holds", "remembers", "to_numpy"]

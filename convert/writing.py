@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from convert.progress import Progress
 
 if TYPE_CHECKING:
+    from convert.output import FileOutput
     from convert.plan import Plan
     from convert.steps import Pipe
     from convert.tensor import Extent
-    from convert.transfer import Parts, Slot
+    from convert.transfer import Head, Parts, Slot
 
 
 class WholeError(Exception):
@@ -61,3 +63,21 @@ class Settings:
     verify: bool = False
     progress: Progress | None = None
     spread: Spreading | None = None
+
+
+class Begun(NamedTuple):
+    """A file whose tensors have their places before their bytes are known; what a writer's `begin` returns.
+
+    Attributes:
+        output: The file.
+        slots: The places.
+        head: What is written before a slot's data when its checksum is known; see `fill`.
+        tail: What is written behind it, in a file that is sequential.
+        finish: Writes what is left when all slots are filled.
+    """
+
+    output: FileOutput
+    slots: Iterable[Slot]
+    head: Head | None = None
+    tail: Head | None = None
+    finish: Callable[[], None] = lambda: None

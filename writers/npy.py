@@ -20,6 +20,7 @@ from convert.files import is_url
 from convert.output import FileOutput, OutputFile, committed, open_output
 from convert.outputfolder import OutputFolder
 from convert.transfer import Slot, fill
+from convert.writing import Begun
 
 if TYPE_CHECKING:
     from convert.plan import Plan
@@ -114,6 +115,19 @@ def write(plan: Plan, settings: Settings) -> FileOutput | OutputFolder:
         with committed(output):
             _fill([(plan.tensors[0], output)], settings)
         return output
+    return _write_folder(plan, settings)
+
+
+def begin(plan: Plan, settings: Settings) -> Begun | None:
+    """Write the header, for whoever brings the bytes; None for a folder, which has more files than can be open."""
+    if is_folder(plan.target):
+        return None
+    output = open_output(plan.target, settings)
+    with committed(output):
+        return Begun(output, [_slot(plan.tensors[0], output)])
+
+
+def _write_folder(plan: Plan, settings: Settings) -> OutputFolder:
     folder = OutputFolder(plan.target, overwrite=settings.overwrite, suffix=".npy")
     with committed(folder):
         names = file_names([tensor.name for tensor in plan.tensors])
@@ -139,13 +153,16 @@ def batched_pairs(tensors: list[Tensor], names: list[str]) -> list[list[tuple[Te
 
 
 def _fill(files: Sequence[tuple[Tensor, FileOutput]], settings: Settings) -> None:
-    slots = []
-    for tensor, file in files:
-        head = header(tensor)
-        file.reserve(len(head) + tensor.nbytes)
-        file.write_at(0, head)
-        slots.append(Slot(tensor, file, len(head)))
+    slots = [_slot(tensor, file) for tensor, file in files]
     fill(slots, settings.jobs, progress=settings.progress, spread=settings.spread)
+
+
+def _slot(tensor: Tensor, file: FileOutput) -> Slot:
+    """The place of a tensor in its file, behind a header that is written now."""
+    head = header(tensor)
+    file.reserve(len(head) + tensor.nbytes)
+    file.write_at(0, head)
+    return Slot(tensor, file, len(head))
 
 
 # --- headers -----------------------------------------------------------------------------------------------------

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import struct
 from collections.abc import Iterator, Mapping
+from functools import partial
 from typing import TYPE_CHECKING, NamedTuple, cast
 
 from convert import dtypes
@@ -21,6 +22,7 @@ from convert.memory import dump_metadata, dump_origin
 from convert.output import FileOutput, committed, open_output
 from convert.threads import in_order
 from convert.transfer import Slot, chunks, fill
+from convert.writing import Begun
 from writers.npy import header, too_large
 
 if TYPE_CHECKING:
@@ -171,47 +173,67 @@ class _Member:
 
 def write(plan: Plan, settings: Settings) -> FileOutput:
     """Write the plan's tensors; the archive is complete but not yet in its place."""
+    begun = begin(plan, settings)
+    if begun is None:
+        return _write_deflated(plan, settings)
+    with committed(begun.output):
+        fill(
+            begun.slots,
+            settings.jobs,
+            head=begun.head,
+            tail=begun.tail,
+            progress=settings.progress,
+            spread=settings.spread,
+        )
+        begun.finish()
+    return begun.output
+
+
+def begin(plan: Plan, settings: Settings) -> Begun | None:
+    """Where everything goes, for whoever brings the bytes in any order; None if it is to be deflated."""
+    if settings.level is not None:
+        return None
     comment = dump_metadata(plan.metadata, plan.target)
     output = open_output(plan.target, settings)
     with committed(output):
-        if settings.level is None:
-            members = [_Member(tensor, _STORED, output.sequential) for tensor in plan.tensors]
-            end = _write_stored(members, output, settings)
-        else:
-            members = [_Member(tensor, _DEFLATED, output.sequential) for tensor in plan.tensors]
-            end = _Deflating(members, output, settings).write()
+        members = [_Member(tensor, _STORED, output.sequential) for tensor in plan.tensors]
+        at = 0
+        for member in members:
+            member.offset = at
+            if settings.align > 1:
+                member.align(settings.align)
+            at += member.all_bytes
+        output.reserve(at)
+    finish = partial(_write_directory, members, output, at, comment)
+    return Begun(output, _slots(members, output), _head, _tail, finish)
+
+
+def _write_deflated(plan: Plan, settings: Settings) -> FileOutput:
+    comment = dump_metadata(plan.metadata, plan.target)
+    output = open_output(plan.target, settings)
+    with committed(output):
+        members = [_Member(tensor, _DEFLATED, output.sequential) for tensor in plan.tensors]
+        end = _Deflating(members, output, settings).write()
         _write_directory(members, output, end, comment)
     return output
 
 
-def _write_stored(members: list[_Member], output: FileOutput, settings: Settings) -> int:
-    """All places are known beforehand, so members are filled in any order."""
-    at = 0
+def _slots(members: list[_Member], output: FileOutput) -> Iterator[Slot]:
     for member in members:
-        member.offset = at
-        if settings.align > 1:
-            member.align(settings.align)
-        at += member.all_bytes
-    output.reserve(at)
+        head_bytes = member.local_bytes + len(member.head)
+        yield Slot(member.tensor, output, member.offset + head_bytes, head_bytes, crc32(member.head), member)
 
-    def slots() -> Iterator[Slot]:
-        for member in members:
-            head_bytes = member.local_bytes + len(member.head)
-            begin = member.offset + head_bytes
-            yield Slot(member.tensor, output, begin, head_bytes, crc32(member.head), member)
 
-    def head(slot: Slot) -> bytes:
-        member = cast(_Member, slot.tag)
-        member.crc = slot.crc
-        return member.local() + member.head
+def _head(slot: Slot) -> bytes:
+    member = cast(_Member, slot.tag)
+    member.crc = slot.crc
+    return member.local() + member.head
 
-    def tail(slot: Slot) -> bytes:
-        member = cast(_Member, slot.tag)
-        member.crc = slot.crc
-        return member.descriptor()
 
-    fill(slots(), settings.jobs, head=head, tail=tail, progress=settings.progress, spread=settings.spread)
-    return at
+def _tail(slot: Slot) -> bytes:
+    member = cast(_Member, slot.tag)
+    member.crc = slot.crc
+    return member.descriptor()
 
 
 class _Block(NamedTuple):

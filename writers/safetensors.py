@@ -17,6 +17,7 @@ from convert.errors import ConvertError, InputError, PolicyError, UsageError, ga
 from convert.memory import KEY, dump_origins
 from convert.output import FileOutput, committed, open_output
 from convert.transfer import Slot, fill
+from convert.writing import Begun
 
 if TYPE_CHECKING:
     from convert.outputset import SetOutput
@@ -87,11 +88,17 @@ def _countable(shape: tuple[int, ...]) -> bool:
 
 def write(plan: Plan, settings: Settings) -> FileOutput:
     """Write the plan's tensors; the file is complete but not yet in its place."""
-    output = open_output(plan.target, settings)
+    output, slots, *_ = begin(plan, settings)
     with committed(output):
-        slots = _slots(plan, plan.tensors, plan.text_origins, output, settings)
         fill(slots, settings.jobs, progress=settings.progress, spread=settings.spread)
     return output
+
+
+def begin(plan: Plan, settings: Settings) -> Begun:
+    """Write all but the tensors' bytes, for whoever brings these."""
+    output = open_output(plan.target, settings)
+    with committed(output):
+        return Begun(output, _slots(plan, plan.tensors, plan.text_origins, output, settings))
 
 
 def split(plan: Plan, max_shard_size: int | str | None) -> Split:
