@@ -52,7 +52,7 @@ def to_numpy(tensor: Tensor) -> np.ndarray[Any, Any]:
         )
     try:
         dtype = tensor.dtype.numpy()
-    except TypeError as err:  # a long double of another size than this machine's
+    except (TypeError, ValueError) as err:  # such as a long double of another size than this machine's
         raise UsageError(f"numpy has no {tensor.dtype} here ({err})", path=tensor.path, tensor=tensor.name) from err
     tensor = tensor.changed(big=False, fortran=False)
     if tensor.dtype.kind == "subbyte":

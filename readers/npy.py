@@ -383,4 +383,14 @@ def _parse_fields(descr: list[object], limits: Limits, depth: int) -> DType:
     names = [field.name for field in fields]
     if len(set(names)) != len(names):
         raise CorruptError("two fields of a structured type have the same name")
-    return dtypes.structured(tuple(fields), offset, descr)
+    return dtypes.structured(tuple(fields), offset, _without_metadata(descr))
+
+
+def _without_metadata(descr: object) -> object:
+    """The descr but for numpy's dtype metadata, with which numpy itself could not read it."""
+    if isinstance(descr, list):
+        return [(entry[0], _without_metadata(entry[1]), *entry[2:]) for entry in descr]
+    if isinstance(descr, tuple):
+        base = _without_metadata(descr[0])
+        return base if isinstance(descr[1], dict) else (base, *descr[1:])
+    return descr
