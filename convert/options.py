@@ -90,7 +90,10 @@ def wishes(
 
 def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
     if value not in allowed:
-        raise UsageError(f"{name} must be one of {', '.join(allowed)} (found {value!r})")
+        close = difflib.get_close_matches(str(value).lower(), [word.lower() for word in allowed], 1)
+        near = next(word for word in allowed if word.lower() == close[0]) if close else None
+        hint = f"did you mean {near}?" if near else None
+        raise UsageError(f"{name} must be one of {', '.join(allowed)} (found {value!r})", hint=hint)
 
 
 def _pattern(pattern: str, replacement: str) -> tuple[re.Pattern[str], str]:

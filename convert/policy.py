@@ -179,18 +179,24 @@ class Policy:
     def preset(cls, name: str) -> Self:
         """'strict' (the defaults), 'lossless' (everything encoded reversibly) or 'lossy' (round, skip objects)."""
         if name not in PRESETS:
+            hint = None
+            if name in BY_KIND:  # the action was forgotten
+                hint = f"--policy {name}={actions_of(name)[1]} for one; convert policies lists them all"
             raise UsageError(
-                f"unknown policy preset {name!r} (expected one of {', '.join(PRESETS)})", hint=_near(name, PRESETS)
+                f"unknown policy preset {name!r} (expected one of {', '.join(PRESETS)})",
+                hint=hint or _near(name, [*PRESETS, *BY_KIND]),
             )
         return cls(Rule("*", kind, action) for kind, action in PRESETS[name].items())
 
     @classmethod
     def parse(cls, texts: Iterable[str]) -> Self:
-        """From `KIND=ACTION`, `GLOB:KIND=ACTION` and preset names, in order."""
+        """From `KIND=ACTION`, `GLOB:KIND=ACTION` and preset names, in order; 'strict' takes back all before it."""
         rules: list[Rule] = []
         for text in texts:
             left, equals, action = text.rpartition("=")
             if not equals:
+                if text == "strict":
+                    rules.clear()
                 rules.extend(cls.preset(text).rules)
                 continue
             glob, colon, kind = left.rpartition(":")

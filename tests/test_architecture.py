@@ -30,6 +30,7 @@ THIRD_PARTY: dict[str, set[str]] = {
     "numpy": {
         "convert.arrays",
         "convert.numeric",
+        "convert.slicing",
         "convert.longdouble",
         "convert.statistics",
         "convert.transpose",
@@ -184,7 +185,8 @@ def test_the_version_loads_next_to_nothing(tmp_path: Path) -> None:
 COPYING = (
     "api", "cli", "cli.job", "cli.limits", "cli.listing", "cli.main", "cli.plain", "codec", "dtypes", "encodings",
     "errors", "files", "formats", "jsontext", "limits", "locks", "memory", "options", "output", "outputfolder", "plan",
-    "policy", "progress", "records", "report", "steps", "tensor", "threads", "transfer", "version", "writing",
+    "policy", "progress", "records", "report", "settings", "steps", "tensor", "threads", "transfer", "version",
+    "writing",
 )  # fmt: skip
 """All that a plain copy may load of the core."""
 

@@ -373,12 +373,13 @@ def test_metadata_that_npy_cannot_hold_is_reported(tmp_path: Path) -> None:
         (["lossy"], "a", "skip"),
         (["lossy", "object=error"], "a", "error"),
         (["object=unpickle", "lossy"], "a", "skip"),
-        (["lossy", "strict"], "a", "skip"),
+        (["lossy", "strict"], "a", "error"),
+        (["strict", "lossy"], "a", "skip"),
         (["complex128=pair"], "a", "error"),
     ],
 )
 def test_rules_narrow_and_the_later_wins(texts: list[str], name: str, action: str) -> None:
-    """Globs match whole names and their case; presets are rules like others; `strict` adds none."""
+    """Globs match whole names and their case; presets are rules like others; `strict` takes back."""
     assert Policy.parse(texts).action("object", name) == action
 
 

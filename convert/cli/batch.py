@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from convert.batchjob import FileReport
     from convert.batchrun import BatchReport
     from convert.progress import Callback
+    from convert.settings import Settings
 
 _FILES, _RESUME = "Which files", "Care"
 _NOT_SHARED = ("paths", "source_format", "to", "include", "exclude", "fsync")
@@ -141,12 +142,14 @@ class _Page:
 def _run(src: str, dst: str, own: dict[str, Any], shared: dict[str, Any], page: _Page) -> int:
     """Do it, and say what there is to say."""
     from convert.batch import convert_folder
+    from convert.settings import find_settings
 
     shown = {name: shared.pop(name) for name in ("dry_run", "json", "quiet", "no_progress")}
     watcher = _Watcher(page, json=shown["json"], quiet=shown["quiet"])
     if own["executor"] is not None:
         gc.enable()  # a client of a cluster does make cycles
     try:
+        settings = find_settings()
         with job.progress_bar(shown["quiet"] or shown["no_progress"] or shown["dry_run"]) as bar:
             report = convert_folder(
                 src,
@@ -155,7 +158,7 @@ def _run(src: str, dst: str, own: dict[str, Any], shared: dict[str, Any], page: 
                 progress=watcher.on(bar),
                 on_file=watcher.file,
                 **own,
-                **_options(shared),
+                **_options(shared, settings),
             )
     except KeyboardInterrupt:
         sys.stderr.write(f"interrupted; {watcher.done} done, the same command goes on from there\n")
@@ -164,6 +167,7 @@ def _run(src: str, dst: str, own: dict[str, Any], shared: dict[str, Any], page: 
         if shown["json"]:
             job.write_json(job.error_object(err))
         raise
+    report.notes[:0] = settings.notes()
     _tell(report, json=shown["json"], quiet=shown["quiet"], shown_before=watcher.told)
     page.finish(report)
     return report.exit_status
@@ -184,14 +188,13 @@ def command() -> Callable[..., int]:
     return run
 
 
-def _options(shared: dict[str, Any]) -> dict[str, Any]:
+def _options(shared: dict[str, Any], settings: Settings) -> dict[str, Any]:
     """Options of the main job as the library takes them; those that were not given keep its defaults."""
     from convert.cli.limits import take_limits
-    from convert.policy import Policy
 
     given = {name: value for name, value in shared.items() if value is not None}
     given["limits"] = take_limits(given)
-    given["policy"] = Policy.parse(given.get("policy", ()))
+    given["policy"] = settings.policy(given.get("policy", ()))
     given["rename"] = [job.pair("--rename", text, "REGEX=REPLACEMENT") for text in given.get("rename", ())]
     given["cast"] = [job.parse_cast(text) for text in given.get("cast", ())]
     given["metadata"] = dict(job.pair("--metadata", text, "KEY=VALUE") for text in given.get("metadata", ()))
@@ -271,7 +274,8 @@ def _table(report: BatchReport) -> list[str]:
 
 def _summary(report: BatchReport) -> str:
     if report.dry_run:
-        room = f"{job.human(report.plan_bytes)} to read, {job.human(report.free_bytes)} free"
+        free = "" if report.free_bytes is None else f", {job.human(report.free_bytes)} free"
+        room = f"{job.human(report.plan_bytes)} to read{free}"
         return f"would write {len(report.plan)} files to {printable(report.dst)}: {room}"
     counts = [f"{report.done} done ({job.human(report.target_bytes)})"]
     counts += [f"{report.skipped} finished before"] if report.skipped else []

@@ -84,9 +84,10 @@ def diff(
     """Compare two checkpoints tensor by tensor. Exit status 0 if they are the same, 6 if not."""
     from convert.cli.limits import take_limits
     from convert.compare import diff as compare
-    from convert.policy import Policy
+    from convert.settings import find_settings
 
     try:
+        settings = find_settings()
         with job.progress_bar(quiet or no_progress) as progress:
             found = compare(
                 a,
@@ -98,7 +99,7 @@ def diff(
                 include=include or (),
                 exclude=exclude or (),
                 rename=[job.pair("--rename", text, "REGEX=REPLACEMENT") for text in rename or ()],
-                policy=Policy.parse(policy or ()),
+                policy=settings.policy(policy or ()),
                 limits=take_limits(limits),
                 jobs=jobs,
                 progress=progress,
@@ -107,6 +108,7 @@ def diff(
         if json:
             job.write_json(job.error_object(err))
         raise
+    found.notes[:0] = settings.notes()
     if json:
         job.write_json(found.to_dict())
     elif not quiet:

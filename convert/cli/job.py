@@ -184,7 +184,7 @@ def run(
     """Convert tensor files: npy, npz and safetensors, each into each; exact or refused."""
     from convert.api import convert_file
     from convert.cli.limits import take_limits
-    from convert.policy import Policy
+    from convert.settings import find_settings
 
     try:
         if len(paths) < 2:
@@ -192,6 +192,7 @@ def run(
                 f"a source and a target are needed (found {printable(paths[0])} alone)",
                 hint=f"convert {printable(paths[0])} out.safetensors; convert ls {printable(paths[0])} looks inside",
             )
+        settings = find_settings()
         with progress_bar(quiet or no_progress or dry_run) as progress:
             report = convert_file(
                 paths[:-1],
@@ -209,7 +210,7 @@ def run(
                 cast=[parse_cast(text) for text in cast or ()],
                 cast_overflow=cast_overflow,
                 metadata=dict(pair("--metadata", text, "KEY=VALUE") for text in metadata or ()),
-                policy=Policy.parse(policy or ()),
+                policy=settings.policy(policy or ()),
                 overwrite=overwrite,
                 verify=verify,
                 fsync=fsync,
@@ -222,6 +223,7 @@ def run(
         if json:
             write_json(error_object(err))
         raise
+    report.notes[:0] = settings.notes()
     if json:
         write_json(report.to_dict())
     elif dry_run:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from convert.cli.job import policies
 from convert.errors import printable
 
 if TYPE_CHECKING:
@@ -105,13 +106,28 @@ def show_formats(json: Annotated[bool, typer.Option("--json", help="As JSON.")] 
     return _print_table(("format", "suffix", "can", ""), cells)
 
 
-def show_policies(json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False) -> int:
-    """List the kinds of things that may not map, and what --policy KIND=ACTION does with each."""
+def show_policies(
+    policy: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--policy",
+            metavar="[GLOB:]KIND=ACTION",
+            help="Show what would be in force with this; repeatable.",
+            autocompletion=policies,
+        ),
+    ] = None,
+    json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,
+) -> int:
+    """List the kinds of things that may not map, what --policy KIND=ACTION does, and what is in force here."""
     from convert.policy import KINDS, PRESETS
+    from convert.settings import effective, find_settings
 
+    settings = find_settings()
+    rows = effective(settings, policy or ())
     if json:
         kinds = [{"kind": kind.name, "about": kind.about, "actions": dict(kind.actions)} for kind in KINDS]
-        return _dump({"kinds": kinds, "presets": PRESETS})
+        in_force = [{"kind": row.kind, "glob": row.glob, "action": row.action, "from": row.origin} for row in rows]
+        return _dump({"kinds": kinds, "presets": PRESETS, "settings": settings.path, "effective": in_force})
     cells = []
     for kind in KINDS:
         for index, (action, about) in enumerate(kind.actions.items()):
@@ -125,7 +141,16 @@ def show_policies(json: Annotated[bool, typer.Option("--json", help="As JSON.")]
     for name, rules in PRESETS.items():
         said = ", ".join(f"{kind}={action}" for kind, action in rules.items()) or "the defaults"
         sys.stdout.write(f"--policy {name}: {said}\n")
-    return 0
+    if all(row.origin == "default" for row in rows):
+        sys.stdout.write(
+            "In force here: the defaults; no convert.toml, nor [tool.convert] in pyproject.toml, speaks.\n"
+        )
+        return 0
+    sys.stdout.write("In force here, the first that matches a name:\n")
+    return _print_table(
+        ("kind", "action", "for", "from"),
+        [(row.kind, row.action, "all" if row.glob == "*" else row.glob, row.origin) for row in rows],
+    )
 
 
 def _dump(value: object) -> int:

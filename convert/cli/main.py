@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 from collections.abc import Iterator
+from importlib import import_module
 from types import FrameType
 from typing import Annotated, Any
 
@@ -130,36 +131,21 @@ def _install() -> None:
     app.command("policies")(listing.show_policies)
 
 
-def _install_batch(argv: list[str]) -> None:
-    """Only where it is called, listed or completed: other runs need not load it."""
-    if "batch" in {command.name for command in app.registered_commands}:
-        return
-    if not argv or argv[0] in ("batch", *_GROUP_OPTIONS[:2]) or any(name.endswith("_COMPLETE") for name in os.environ):
-        from convert.cli import batch
-
-        app.command("batch", cls=_Main)(batch.command())
+_LATE = ("batch", "check", "diff")
+"""Commands that are loaded only where they are called, listed or completed: other runs need them not."""
 
 
-def _install_check(argv: list[str]) -> None:
-    """Likewise."""
-    if "check" in {command.name for command in app.registered_commands}:
-        return
-    if not argv or argv[0] in ("check", *_GROUP_OPTIONS[:2]) or any(name.endswith("_COMPLETE") for name in os.environ):
-        from convert.cli import check
-        from convert.cli.limits import with_limits
+def _install_late(argv: list[str]) -> None:
+    """Those of them that this run needs."""
+    there = {command.name for command in app.registered_commands}
+    all_of_them = not argv or argv[0] in _GROUP_OPTIONS[:2] or any(name.endswith("_COMPLETE") for name in os.environ)
+    for name in _LATE:
+        if name not in there and (all_of_them or argv[0] == name):
+            from convert.cli.limits import with_limits
 
-        app.command("check")(with_limits(check.check))
-
-
-def _install_diff(argv: list[str]) -> None:
-    """Likewise."""
-    if "diff" in {command.name for command in app.registered_commands}:
-        return
-    if not argv or argv[0] in ("diff", *_GROUP_OPTIONS[:2]) or any(name.endswith("_COMPLETE") for name in os.environ):
-        from convert.cli import diff
-        from convert.cli.limits import with_limits
-
-        app.command("diff", cls=_Main)(with_limits(diff.diff))
+            module = import_module(f"convert.cli.{name}")
+            command = module.command() if name == "batch" else with_limits(getattr(module, name))
+            app.command(name, cls=_Main)(command)
 
 
 def _terminated(_: int, __: FrameType | None) -> None:
@@ -179,9 +165,7 @@ def run(argv: list[str]) -> int:
     """Run the program and return its exit status."""
     gc.disable()  # a conversion makes no cycles worth looking for among its many small objects
     _install()
-    _install_batch(argv)
-    _install_check(argv)
-    _install_diff(argv)
+    _install_late(argv)
     if hasattr(signal, "SIGTERM") and os.name != "nt":
         signal.signal(signal.SIGTERM, _terminated)  # what is half done is cleaned up as after Ctrl-C
     for stream in (sys.stdout, sys.stderr):
