@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from convert.errors import ConvertError, UsageError
+from convert.errors import ConvertError, UsageError, without_secrets
 from convert.tensor import Checkpoint, Tensor
 from convert.tree import Leaf, natural
 
@@ -74,7 +74,7 @@ class Inventory:
     """What is in one file, or in several that are one checkpoint.
 
     Attributes:
-        path: As given.
+        path: As given, without what gives access to a URL.
         format: Name of its format.
         version: What the file says of the version of its format, or ''.
         rows: Tensors that were asked for.
@@ -170,7 +170,7 @@ def take_inventory(
     elif sort == "dtype":
         rows.sort(key=lambda row: row.dtype)
     made = Inventory(
-        checkpoint.path,
+        without_secrets(checkpoint.path),
         checkpoint.format,
         checkpoint.version,
         rows,

@@ -22,7 +22,7 @@ from numpy.typing import NDArray
 
 from convert import dtypes
 from convert.bins import Grid, Histogram, Number, float_grid, integer_grid
-from convert.errors import ConvertError, InputError, PolicyError, gather
+from convert.errors import ConvertError, InputError, PolicyError, gather, without_secrets
 from convert.progress import Callback, Progress
 from convert.tensor import Checkpoint, Tensor
 from convert.threads import default_jobs
@@ -162,7 +162,9 @@ def _measure(tensors: Sequence[Tensor], jobs: int, progress: Progress | None) ->
     except (InputError, PolicyError) as err:
         spoilt = {(problem.path, problem.tensor): problem for problem in err.problems}
     return [
-        spoilt.get((one.tensor.path, one.tensor.name)) or one.result() if isinstance(one, _Gatherer) else one
+        spoilt.get((without_secrets(one.tensor.path), one.tensor.name)) or one.result()
+        if isinstance(one, _Gatherer)
+        else one
         for one in found
     ]
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -372,3 +374,22 @@ def test_the_example_of_the_docs_runs(tmp_path: Path, monkeypatch: pytest.Monkey
     monkeypatch.chdir(tmp_path)
     np.savez("in.npz", w=np.array([1.0, np.nan]), n=np.arange(3))
     exec(compile(code, "docs/ls.md", "exec"), {})
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="ru_maxrss is in KiB on Linux")
+@pytest.mark.parametrize("fortran", [False, True])
+def test_memory_does_not_grow_with_the_tensor(fortran: bool, tmp_path: Path) -> None:
+    """A gibibyte of zeros that takes no room on the disk, in either order: less than 128 MiB."""
+    path = tmp_path / "x.npy"
+    with path.open("wb") as file:
+        facts = {"descr": "<f4", "fortran_order": fortran, "shape": (16384, 16384)}
+        np.lib.format.write_array_header_1_0(file, facts)
+        file.truncate(file.tell() + (1 << 30))
+    code = (
+        "import resource, sys, convert\nfound = convert.stats(sys.argv[1], jobs=2)['x']\n"
+        "print(found.zeros, resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)"
+    )
+    done = subprocess.run([sys.executable, "-c", code, path], capture_output=True, text=True, check=True)
+    zeros, peak = map(int, done.stdout.split())
+    assert zeros == 1 << 28
+    assert peak < 128 << 10

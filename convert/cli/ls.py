@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from convert.cli.job import error_object, progress_bar, write_json
-from convert.errors import ConvertError, InputError, UsageError, gather, printable
+from convert.errors import ConvertError, InputError, UsageError, gather, printable, without_secrets
 from convert.inventory import SORTS, Inventory, Row, take_inventory
 from convert.shown import counted, human, number, shape_text
 
@@ -59,6 +59,8 @@ class Wanted:
         if self.tree and (self.json or self.stats):
             other = "--json" if self.json else "--stats"
             raise UsageError(f"--tree folds tensors, {other} is about each of them", hint="leave out one of the two")
+        if self.tree and self.html is not None:
+            raise UsageError("--tree is for the terminal; a page has a picture instead", hint="leave out --tree")
         if self.overwrite and self.html is None:
             raise UsageError("--overwrite is for --html FILE; nothing else is written")
         check_jobs(self.jobs)
@@ -111,7 +113,7 @@ def _list_all(files: Sequence[str], wanted: Wanted, kept: list[Inventory]) -> tu
         except ConvertError as err:
             problems.append(err)
             if wanted.json:
-                write_json({"path": file, **error_object(err)})
+                write_json({"path": without_secrets(file), **error_object(err)})
     return problems, f"{counted(count, 'file')}, {counted(tensors, 'tensor')}, {human(nbytes)}", count
 
 
@@ -160,7 +162,7 @@ def _list(path: str, wanted: Wanted, problems: list[ConvertError]) -> Inventory 
             )
     except ConvertError as err:
         if wanted.json:
-            write_json({"path": path, **error_object(err)})
+            write_json({"path": without_secrets(path), **error_object(err)})
         problems.append(err)
         return None
     problems += damaged

@@ -22,6 +22,7 @@ import convert
 from convert.cli.main import run
 from convert.cli.table import Column, Entry, laid_out, sparkline, wrapped
 from convert.tree import MAX_DEPTH, Leaf, grow, largest, lines, natural, unfolded
+from tests.remoteservers import web_server
 
 
 class Outcome(NamedTuple):
@@ -345,6 +346,7 @@ def test_a_folder_without_tensors_is_an_error(call: Call) -> None:
         (["--depth", "0"], "--depth must be 1 or more (found 0)"),
         (["--tree", "--json"], "--tree folds tensors, --json is about each of them"),
         (["--depth", "2", "--stats"], "--tree folds tensors, --stats is about each of them"),
+        (["--tree", "--html", "x.html"], "a page has a picture instead"),
         (["--overwrite"], "--overwrite is for --html FILE"),
         (["--jobs", "0"], "jobs must be from 1 to"),
     ],
@@ -386,3 +388,47 @@ def test_versions_of_headers(call: Call) -> None:
     assert "file 518 B; npy 1.0, 3.0" in re.sub(r"file \d+ B", "file 518 B", call("in.npz").out)
     model("m.safetensors")
     assert json.loads(call("m.safetensors", "--json").out)["version"] == ""
+
+
+# --- URLs --------------------------------------------------------------------------------------------------------
+
+
+def test_headers_of_a_url_are_read_and_no_data(call: Call, tmp_path: Path) -> None:
+    """Of 20 MiB less than 200 KB go over the net, for every format, and for shards."""
+    pytest.importorskip("fsspec")
+    pytest.importorskip("aiohttp")
+    root = tmp_path / "web"
+    root.mkdir()
+    tensors: dict[str, Any] = {"large": np.zeros(20 << 20, np.uint8), "small": np.arange(10)}
+    np.savez(root / "in.npz", **tensors)
+    save_file(tensors, root / "in.safetensors")
+    convert.save(tensors, root / "m.safetensors", max_shard_size="1MB")
+    with web_server(root) as web:
+        for name in ("in.npz", "in.safetensors", "m.safetensors.index.json"):
+            web.sent = 0
+            outcome = call(web.url + name, "--sort", "name")
+            assert ["large", "uint8", "20971520", "20.0 MiB"] in outcome.rows()
+            assert ["small", "int64", "10", "80 B"] in outcome.rows()
+            assert 0 < web.sent < 200_000
+        assert "zeros 20971520" in call(web.url + "in.npz", "--stats").out
+
+
+def test_what_gives_access_to_a_url_is_not_shown(call: Call, tmp_path: Path) -> None:
+    """Not in tables, JSON, pages and messages; a damaged tensor is found all the same."""
+    pytest.importorskip("fsspec")
+    pytest.importorskip("aiohttp")
+    root = tmp_path / "web"
+    root.mkdir()
+    np.savez(root / "in.npz", good=np.arange(5.0), bad=np.arange(100.0))
+    data = bytearray((root / "in.npz").read_bytes())
+    data[data.index(np.float64(50).tobytes())] ^= 1
+    (root / "in.npz").write_bytes(data)
+    with web_server(root) as web:
+        url = web.url.replace("://", "://me:swordfish@") + "in.npz"
+        for argv in ([url], [url, "--json"], [url, "--stats"], [url, "--html", "x.html"], [url + "x", "--json"]):
+            outcome = call(*argv)
+            assert "swordfish" not in outcome.out + outcome.err
+            assert "me:***@" in outcome.out or "--html" in argv
+            assert outcome.status == (3 if "--stats" in argv or argv[0] != url else 0)
+    assert "swordfish" not in Path("x.html").read_text("utf-8")
+    assert "me:***@" in Path("x.html").read_text("utf-8")
