@@ -553,9 +553,10 @@ def test_no_command_runs_a_pickle(suffix: str, policy: list[str], tmp_path: Path
         convert.load(source)
     assert not marker.exists()
     assert not (tmp_path / "out.safetensors").exists()
-    with contextlib.suppress(Exception):
-        loaded = np.load(source, allow_pickle=True)
-        loaded["w"]
+    with contextlib.suppress(Exception), source.open("rb") as file:
+        loaded = np.load(file, allow_pickle=True)
+        with loaded:
+            loaded["w"]
     assert marker.exists()
 
 
