@@ -33,7 +33,7 @@ from convert.batchtree import (
     read_tree,
 )
 from convert.errors import ConvertError, PolicyError, UsageError
-from convert.files import unwritable
+from convert.files import is_url, local_path, unwritable
 from convert.progress import Callback
 from convert.threads import MAX_JOBS, default_jobs
 from convert.version import __version__
@@ -73,8 +73,8 @@ def convert_folder(
     Run it again after a crash, an interrupt or a full disk: what is finished is skipped, the rest is done.
 
     Args:
-        src: Folder of the sources.
-        dst: Folder of the targets; may not lie in `src` unless `exclude` says so.
+        src: Folder of the sources, or its URL.
+        dst: Folder of the targets, or its URL; may not lie in `src` unless `exclude` says so.
         to: Format of the targets.
         executor: Where to run: anything with `submit` of `concurrent.futures`, a dask client or its `get_executor()`,
             or the address of a dask scheduler. Its workers must have both folders under the same paths.
@@ -104,9 +104,9 @@ def convert_folder(
     """
     began = time.perf_counter()
     _check_not_a_worker()
-    source, target = os.fspath(src), os.fspath(dst)
+    source, target = local_path(src), local_path(dst)
     if executor is not None:  # its workers may be elsewhere
-        source, target = os.path.abspath(source), os.path.abspath(target)
+        source, target = (path if is_url(path) else os.path.abspath(path) for path in (source, target))
     row = formats.by_name(to)
     settings = _checked(to, row, jobs, options)
     order = Order(source, target, to, options, settings, overwrite, fsync, checksum, delete_source)
@@ -115,7 +115,8 @@ def convert_folder(
     tree = read_tree(source, row, rules, copy_others=copy_others)
     tree.items = check_collisions(tree.items, target, folds=dry_run and folds_names(target, probe=False))
     report = BatchReport(source, target, to, notes=list(tree.notes), plan=tree.items, dry_run=dry_run)
-    report.free_bytes = shutil.disk_usage(existing(target)).free
+    if not is_url(target):
+        report.free_bytes = shutil.disk_usage(existing(target)).free
     if dry_run:
         report.failures = [unreachable(path, err) for path, err in tree.failures]
         report.failed = len(report.failures)
@@ -164,6 +165,9 @@ def _checked(to: str, row: formats.Format, jobs: int | None, options: dict[str, 
 @contextlib.contextmanager
 def _prepared(dst: str, tree: Tree) -> Iterator[None]:
     """The target with its folder for what is remembered; taken back if the batch is refused."""
+    if is_url(dst):  # an object makes its own
+        yield
+        return
     made = not os.path.isdir(dst)
     state = os.path.join(dst, STATE)
     try:

@@ -2,19 +2,16 @@
 
 from __future__ import annotations
 
-import hashlib
-import json
 import os
-import stat
 import traceback
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from convert.batchfiles import Stamp, added_up, is_dir, join, outputs, remove, sha256_of, share, sync
 from convert.batchlog import Entry
-from convert.batchtree import Item, Stamp
-from convert.errors import ConvertError, InputError, OutputError
-from convert.files import unreadable
+from convert.batchtree import Item
+from convert.errors import ConvertError, OutputError
 from convert.version import __version__
 
 
@@ -136,15 +133,27 @@ class FileReport:
         ]  # fmt: skip
 
 
-def is_finished(job: Job, known: Entry, stamp: Stamp, source_sha256: str | None) -> bool:
-    """Whether a journal's entry still holds for source, settings and target."""
+def is_finished(
+    job: Job, known: Entry, stamp: Stamp, source_sha256: str | None, seen: Mapping[str, Stamp] | None = None
+) -> bool:
+    """Whether a journal's entry still holds for source, settings and target.
+
+    Args:
+        job: The file.
+        known: What the journal says.
+        stamp: Of the source now.
+        source_sha256: Of the source now, if it is known.
+        seen: Of targets, by relative path, where they were listed together.
+    """
     order = job.order
     if known.settings != settings_of(order, job.item):
         return False
     if order.delete_source and not known.proven and not job.item.copy:
         return False
-    files = outputs(os.path.join(order.dst, known.target))
-    if not files and not os.path.isdir(os.path.join(order.dst, known.target)):
+    target = join(order.dst, known.target)
+    listed = None if seen is None or order.checksum else seen.get(known.target)
+    files = outputs(target) if listed is None else [target]
+    if not files and not is_dir(target):
         return False
     if source_sha256 is not None and known.source_sha256 is not None:
         if source_sha256 != known.source_sha256:
@@ -153,7 +162,7 @@ def is_finished(job: Job, known: Entry, stamp: Stamp, source_sha256: str | None)
         return False
     if order.checksum:
         return sha256_of(files) == known.sha256
-    return added_up(files) == known.written
+    return (added_up(files) if listed is None else listed) == known.written
 
 
 def settings_of(order: Order, item: Item) -> str:
@@ -161,79 +170,9 @@ def settings_of(order: Order, item: Item) -> str:
     return "copy" if item.copy else order.settings
 
 
-def outputs(target: str) -> list[str]:
-    """Files that a target consists of: itself, those of a folder, or an index and the shards it names; sorted."""
-    if os.path.isdir(target):
-        return sorted(os.path.join(folder, name) for folder, _, names in os.walk(target) for name in names)
-    if os.path.lexists(target):
-        return [target]
-    index = f"{target}.index.json"
-    try:
-        with open(index, "rb") as file:
-            names = sorted(set(json.load(file)["weight_map"].values()))
-    except (OSError, ValueError, LookupError, TypeError, AttributeError):
-        return []
-    return [index, *(os.path.join(os.path.dirname(target), name) for name in names)]
-
-
 def sources_of(order: Order, item: Item) -> list[str]:
     """Paths of a source and of the files it names."""
-    return [os.path.join(order.src, *path.split("/")) for path in (item.source, *item.parts)]
-
-
-def share(some: Sequence[str], others: Sequence[str]) -> bool:
-    """Whether a file is in both, under whatever name."""
-    known = {(found.st_dev, found.st_ino) for found in map(os.stat, filter(os.path.exists, some))}
-    return any((found.st_dev, found.st_ino) in known for found in map(os.stat, filter(os.path.exists, others)))
-
-
-def stamp_of(paths: Sequence[str]) -> Stamp:
-    """Sizes and times of files, added up.
-
-    Raises:
-        InputError: One cannot be looked at.
-    """
-    try:
-        return added_up(paths, strict=True)
-    except OSError as err:
-        raise unreadable(str(err.filename), err) from err
-
-
-def added_up(paths: Sequence[str], *, strict: bool = False) -> Stamp:
-    size = mtime_ns = 0
-    for path in paths:
-        try:
-            found = os.stat(path)
-        except OSError:
-            if strict:
-                raise
-            return Stamp(-1, -1)
-        size += found.st_size if stat.S_ISREG(found.st_mode) else 0
-        mtime_ns += found.st_mtime_ns
-    return Stamp(size, mtime_ns)
-
-
-def sha256_of(paths: Sequence[str]) -> str:
-    """Digest of a file; of several, of the lines `sha256sum` prints for them in their common folder.
-
-    Raises:
-        OutputError: One cannot be read.
-    """
-    if len(paths) == 1:
-        return _sha256(paths[0])
-    top = os.path.commonpath([os.path.dirname(path) for path in paths]) if paths else ""
-    lines = [f"{_sha256(path)}  {os.path.relpath(path, top)}\n" for path in paths]
-    return hashlib.sha256("".join(lines).encode("utf-8", "surrogateescape")).hexdigest()
-
-
-def _sha256(path: str) -> str:
-    try:
-        if not stat.S_ISREG(os.stat(path).st_mode):
-            raise InputError("is not a regular file", path=path)
-        with open(path, "rb", buffering=0) as file:
-            return hashlib.file_digest(file, "sha256").hexdigest()
-    except OSError as err:
-        raise OutputError(f"cannot be read: {err.strerror or err}", path=path) from err
+    return [join(order.src, path) for path in (item.source, *item.parts)]
 
 
 def remove_source(order: Order, item: Item, entry: Entry) -> bool:
@@ -245,28 +184,17 @@ def remove_source(order: Order, item: Item, entry: Entry) -> bool:
     paths = sources_of(order, item)
     if item.copy or not entry.proven or added_up(paths) != entry.source:
         return False
-    files = outputs(os.path.join(order.dst, entry.target))
+    files = outputs(join(order.dst, entry.target))
     if not files or share(paths, files) or sha256_of(files) != entry.sha256:
         return False
     try:
         for path in (*files, *{os.path.dirname(file) for file in files}):
-            _sync(path)
+            sync(path)
         for path in paths:
-            os.unlink(path)
+            remove(path)
     except OSError as err:
         raise OutputError(f"the source cannot be removed: {err.strerror or err}", path=err.filename) from err
     return True
-
-
-def _sync(path: str) -> None:
-    """Force a file or folder to the disk."""
-    if os.name == "nt" and os.path.isdir(path):
-        return
-    fd = os.open(path, os.O_RDWR if os.name == "nt" else os.O_RDONLY)
-    try:
-        os.fsync(fd)
-    finally:
-        os.close(fd)
 
 
 def chunked(jobs: Sequence[Job], count: int, nbytes: int) -> Iterator[list[Job]]:

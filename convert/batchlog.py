@@ -7,7 +7,6 @@ ignored, and every record begins with a line feed so that it cannot run into a t
 from __future__ import annotations
 
 import contextlib
-import errno
 import hashlib
 import itertools
 import json
@@ -15,13 +14,14 @@ import os
 import re
 import secrets
 import shutil
-import sys
 import time
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
-from convert.batchtree import STATE, Stamp
-from convert.files import BINARY, unwritable
+from convert.batchfiles import Stamp
+from convert.batchtree import STATE
+from convert.files import BINARY, is_url, real_path, unwritable
+from convert.locks import lock as lock
 
 _PATIENCE_SECONDS = 10.0
 
@@ -58,7 +58,7 @@ class Journal:
 
     def __init__(self, dst: str, root: tuple[str, str], run: str, *, fsync: bool) -> None:
         self._path = os.path.join(dst, STATE, "journal.jsonl")
-        self._root = short(f"{os.path.realpath(root[0])}\0{root[1]}")
+        self._root = short(f"{real_path(root[0])}\0{root[1]}")
         self._run = run
         self._fsync = fsync
         self._read_bytes = 0
@@ -90,16 +90,14 @@ class Journal:
                 self.begun[source] = str(line["target"])
             return
         if line["what"] == "done":
-            self.finished[source] = Entry(
-                Stamp(int(line["source_bytes"]), int(line["source_mtime_ns"])),
-                str(line["settings"]),
-                str(line["target"]),
-                Stamp(int(line["target_bytes"]), int(line["target_mtime_ns"])),
-                str(line["sha256"]),
-                line["source_sha256"],
-                line["proven"] is True,
-            )
+            self.finished[source] = entry_from(line)
         self.begun.pop(source, None)
+
+    def announce(self, places: Iterable[tuple[str, str]]) -> None:
+        """All that this run is about to do; here, each is said when it is begun."""
+
+    def end(self) -> None:
+        """All of it came to an end."""
 
     def begin(self, places: Iterable[tuple[str, str]]) -> None:
         """Say of sources and targets that they are about to be written: from now on a target may be ours."""
@@ -113,13 +111,7 @@ class Journal:
 
     def done(self, source: str, entry: Entry, *, sync: bool = False) -> None:
         """It is finished."""
-        line = {
-            "what": "done", "source": source, "source_bytes": entry.source.size,
-            "source_mtime_ns": entry.source.mtime_ns, "settings": entry.settings, "target": entry.target,
-            "target_bytes": entry.written.size, "target_mtime_ns": entry.written.mtime_ns, "sha256": entry.sha256,
-            "source_sha256": entry.source_sha256, "proven": entry.proven,
-        }  # fmt: skip
-        self._append([line])
+        self._append([{"what": "done", "source": source, **entry_record(entry)}])
         if sync:
             os.fsync(self._fd)
 
@@ -131,6 +123,28 @@ class Journal:
 
     def close(self) -> None:
         os.close(self._fd)
+
+
+def entry_record(entry: Entry) -> dict[str, Any]:
+    """An entry as JSON has it; `entry_from` is the other way."""
+    return {
+        "source_bytes": entry.source.size, "source_mtime_ns": entry.source.mtime_ns, "settings": entry.settings,
+        "target": entry.target, "target_bytes": entry.written.size, "target_mtime_ns": entry.written.mtime_ns,
+        "sha256": entry.sha256, "source_sha256": entry.source_sha256, "proven": entry.proven,
+    }  # fmt: skip
+
+
+def entry_from(record: Mapping[str, Any]) -> Entry:
+    """ValueError, TypeError or KeyError if it is none."""
+    return Entry(
+        Stamp(int(record["source_bytes"]), int(record["source_mtime_ns"])),
+        str(record["settings"]),
+        str(record["target"]),
+        Stamp(int(record["target_bytes"]), int(record["target_mtime_ns"])),
+        str(record["sha256"]),
+        record["source_sha256"],
+        record["proven"] is True,
+    )
 
 
 def append(fd: int, path: str, records: list[dict[str, Any]]) -> None:
@@ -177,29 +191,6 @@ class Lines:
 # --- locks -------------------------------------------------------------------------------------------------------
 
 
-def lock(fd: int, *, shared: bool = False, wait: bool = False) -> bool:
-    """Lock an open file until it is closed or its process ends; False if another holds it."""
-    if sys.platform == "win32":
-        import msvcrt
-
-        try:
-            msvcrt.locking(fd, msvcrt.LK_LOCK if wait else msvcrt.LK_NBLCK, 1)
-        except OSError:
-            return False
-        return True
-    import fcntl
-
-    try:
-        fcntl.flock(fd, (fcntl.LOCK_SH if shared else fcntl.LOCK_EX) | (0 if wait else fcntl.LOCK_NB))
-    except OSError as err:
-        if err.errno in (errno.EWOULDBLOCK, errno.EACCES):
-            return False
-        if err.errno in (errno.ENOTSUP, errno.ENOLCK, errno.ENOSYS, errno.EINVAL):
-            return True  # a file system without locks: two runs at once are on their own there
-        raise
-    return True
-
-
 def short(key: str) -> str:
     """A name for a file about a target."""
     return hashlib.sha256(key.encode("utf-8", "surrogateescape")).hexdigest()[:32]
@@ -207,7 +198,13 @@ def short(key: str) -> str:
 
 @contextlib.contextmanager
 def claim(state: str, key: str, *, wait: bool) -> Iterator[bool]:
-    """Hold a target for one process at a time; yields False if another has it. The lock's file goes away after."""
+    """Hold a target for one process at a time; yields False if another has it. The lock's file goes away after.
+
+    A remote one cannot be held: who is second writes the same once more.
+    """
+    if is_url(state):
+        yield True
+        return
     path = os.path.join(state, "claims", short(key))
     try:
         if not os.path.isdir(os.path.dirname(path)):
@@ -239,6 +236,14 @@ def _is_named(fd: int, path: str) -> bool:
         return False
 
 
+def run_name() -> str:
+    """Of this run: host, process, and a random part."""
+    import socket
+
+    host = re.sub(r"[^A-Za-z0-9.-]", "_", socket.gethostname())[:60]
+    return f"{host}-{os.getpid()}-{secrets.token_hex(4)}"
+
+
 class Run:
     """This run among others on the same target: a file that stays locked while any of its processes lives.
 
@@ -249,10 +254,8 @@ class Run:
     """
 
     def __init__(self, dst: str) -> None:
-        import socket
-
-        host = re.sub(r"[^A-Za-z0-9.-]", "_", socket.gethostname())[:60]
-        self.name = f"{host}-{os.getpid()}-{secrets.token_hex(4)}"
+        self.name = run_name()
+        host = self.name.rsplit("-", 2)[0]
         self._folder = os.path.join(dst, STATE, "runs")
         self.path = os.path.join(self._folder, f"{self.name}.lock")
         try:
@@ -330,6 +333,8 @@ _STEM_CHARACTERS = 50
 
 def sweep(dst: str, targets: Iterable[str]) -> int:
     """Remove temporaries of targets that a dead run had begun; only for a run that is alone. Returns how many."""
+    if is_url(dst):
+        return 0
     removed = 0
     state = os.path.join(dst, STATE)
     for target in targets:

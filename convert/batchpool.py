@@ -182,7 +182,7 @@ class WorkerDiedError(Exception):
 
 
 @contextmanager
-def workers(count: int, run: str, crew: Crew) -> Iterator[Hands | None]:
+def workers(count: int, run: str | None, crew: Crew) -> Iterator[Hands | None]:
     """Fresh processes that end with this one; None where none can be started.
 
     A script that is not guarded by `if __name__ == "__main__"` cannot have any: each would run the script again.

@@ -8,16 +8,22 @@ import shutil
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from typing import Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 from convert import formats
-from convert.batchjob import FileReport, Job, Order, chunked, is_finished, outputs, remove_source
+from convert.batchfiles import is_there, join, outputs, stamps_below
+from convert.batchjob import FileReport, Job, Order, chunked, is_finished, remove_source
 from convert.batchlog import Journal, Lines, Run, sweep
 from convert.batchpool import Alone, Crew, Hands, WorkerDiedError, failed, workers
 from convert.batchtree import Item, Tree
 from convert.batchwork import StoppedError, do_file
 from convert.errors import ConvertError, OutputError
+from convert.files import is_url
 from convert.progress import Callback
+
+if TYPE_CHECKING:
+    from convert.batchremote import RemoteJournal
 
 HUGE_BYTES = 64 << 20
 """From here on a file is worth all cores by itself; docs/decisions/0007 has the reason."""
@@ -51,7 +57,7 @@ class BatchReport:
         notes: What else is worth knowing.
         report_path: File with a line per source, or None in a dry run.
         plan: What there is to do: sources and targets.
-        free_bytes: Room where the targets go.
+        free_bytes: Room where the targets go; None where that cannot be known.
         dry_run: Nothing was written.
     """
 
@@ -70,7 +76,7 @@ class BatchReport:
     notes: list[str] = field(default_factory=list)
     report_path: str | None = None
     plan: list[Item] = field(default_factory=list)
-    free_bytes: int = 0
+    free_bytes: int | None = None
     dry_run: bool = False
 
     @property
@@ -88,6 +94,12 @@ class BatchReport:
         """Plain values, ready for JSON; without the plan, which may be long."""
         found = {name: value for name, value in vars(self).items() if name not in ("plan", "failures")}
         return {**found, "exit_status": self.exit_status, "planned": len(self.plan), "planned_bytes": self.plan_bytes}
+
+
+def _remote() -> ModuleType:
+    from convert import batchremote
+
+    return batchremote
 
 
 def unreachable(path: str, err: ConvertError) -> FileReport:
@@ -122,38 +134,46 @@ class Batch:
     def run(self, tree: Tree, cores: int, hands: Hands | None, space_check: bool) -> None:
         """Do everything there is, here or by other hands."""
         with contextlib.ExitStack() as stack:
-            run = Run(self._order.dst)
+            far = _remote() if is_url(self._order.dst) else None
+            run = Run(self._order.dst) if far is None else far.RemoteRun(self._order.dst)
             stack.callback(run.close)
             if hands is not None:
                 self._hands = hands
                 self._order = replace(self._order, run=run.path)
             order = self._order
-            self._journal = Journal(order.dst, (order.src, order.to), run.name, fsync=order.fsync)
+            root = (order.src, order.to)
+            if far is None:
+                self._journal: Journal | RemoteJournal = Journal(order.dst, root, run.name, fsync=order.fsync)
+            else:
+                self._journal = far.RemoteJournal(order.dst, root, run.name)
             stack.callback(self._journal.close)
             if run.alone:
                 sweep(order.dst, self._journal.begun.values())
-            self._lines = Lines(order.dst)
+            self._lines = Lines(order.dst) if far is None else far.RemoteLines(order.dst)
             stack.callback(self._lines.close)
             self._report.report_path = self._lines.path
             for path, err in tree.failures:
                 self._finish(unreachable(path, err))
             jobs = self._open_jobs(tree.items)
-            if space_check:
+            self._journal.announce((job.item.source, job.item.target) for job in jobs)
+            if space_check and far is None:
                 self._check_space(jobs)
             self._total_bytes = sum(job.item.stamp.size for job in jobs)
             if hands is not None:
                 self._elsewhere(jobs, hands, cores)
             else:
-                self._here(jobs, cores, run)
+                self._here(jobs, cores, run.path)
+            self._journal.end()
         settled = self._report.done + self._report.skipped + self._report.failed - len(tree.failures)
         self._report.stopped = len(tree.items) - settled
 
     def _open_jobs(self, items: list[Item]) -> list[Job]:
         """Jobs that are not finished, the largest first; finished ones are reported."""
         jobs = []
+        seen = stamps_below(self._order.dst)
         for item in items:
             job = Job(self._order, item, self._journal.finished.get(item.source))
-            if job.known is None or self._order.checksum or not is_finished(job, job.known, item.stamp, None):
+            if job.known is None or self._order.checksum or not is_finished(job, job.known, item.stamp, None, seen):
                 jobs.append(job)
                 continue
             known = job.known
@@ -178,18 +198,18 @@ class Batch:
 
     # --- where the work is done
 
-    def _here(self, jobs: list[Job], cores: int, run: Run) -> None:
+    def _here(self, jobs: list[Job], cores: int, run: str | None) -> None:
         huge = [job for job in jobs if job.item.stamp.size >= HUGE_BYTES]
         small = jobs[len(huge) :]
         self._in_turn(huge, cores)
         nbytes = sum(job.item.stamp.size for job in small)
         count = min(cores, max(len(small) // _FILES_PER_WORKER, nbytes // _BYTES_PER_WORKER))
         while small and count > 1 and not self._halted():
-            with workers(count, run.path, self._crew) as pool:
+            with workers(count, run, self._crew) as pool:
                 if pool is None:
                     break
                 lost, small = self._crew.drive(pool, chunked(small, CHUNK_FILES, CHUNK_BYTES))
-            self._find_culprit([replace(job, begun=True) for job in lost], lambda: workers(1, run.path, self._crew))
+            self._find_culprit([replace(job, begun=True) for job in lost], lambda: workers(1, run, self._crew))
         self._in_turn(small, 1)
         self._do_later(lambda later: self._in_turn(later, cores))
 
@@ -255,6 +275,8 @@ class Batch:
             and not options.get("compress")
             and options.get("max_shard_size") is None
             and self._order.to in {row.name for row in formats.BUILT_IN}
+            and not is_url(self._order.dst)
+            and not is_url(self._order.src)
         )
 
     def _drive(self, jobs: list[Job], hands: Hands) -> None:
@@ -287,8 +309,8 @@ class Batch:
 
     def _is_there(self, job: Job) -> bool:
         """Whether there is a target, in any of its forms."""
-        target = os.path.join(self._order.dst, *job.item.target.split("/"))
-        return bool(outputs(target)) or (job.item.may_be_folder and os.path.lexists(os.path.splitext(target)[0]))
+        target = join(self._order.dst, job.item.target)
+        return bool(outputs(target)) or (job.item.may_be_folder and is_there(os.path.splitext(target)[0]))
 
     def _settle(self, job: Job, report: FileReport) -> None:
         """Take in a file's report."""

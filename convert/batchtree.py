@@ -15,8 +15,9 @@ from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 from convert import formats
+from convert.batchfiles import Stamp, join, read_small, remote_stamp
 from convert.errors import ConvertError, OutputError, UsageError, gather, quoted
-from convert.files import unreadable, unwritable
+from convert.files import is_url, real_path, unreadable, unwritable
 
 STATE = ".convert"
 """Folder in the target for the journal, the reports and the locks."""
@@ -24,13 +25,6 @@ _INDEX_BYTES = 100_000_000
 _TEMPORARY = ("*.tmp", "*.tmp*", "*.part", "*~", "*.convert-tmp")
 FOLDER_FORMAT = formats.BUILT_IN[0].name
 """The format whose target is a folder where one file cannot hold all tensors."""
-
-
-class Stamp(NamedTuple):
-    """What tells whether files changed: bytes and modification times, each summed over all of them."""
-
-    size: int
-    mtime_ns: int
 
 
 class Item(NamedTuple):
@@ -94,7 +88,10 @@ def read_tree(src: str, row: formats.Format, rules: Rules, *, copy_others: bool)
     """Everything below `src` that is taken, and where it goes."""
     tree = Tree()
     found = _Found(tree, rules)
-    found.walk(src, "")
+    if is_url(src):
+        found.walk_remote(src)
+    else:
+        found.walk(src, "")
     suffixes = {suffix for each in formats.all_formats() if each.reader for suffix in each.suffixes}
     indexes = {path: _index_of(src, path) for path in found.files if formats.is_index(path)}
     owned = {part for parts in indexes.values() for part in parts}
@@ -136,6 +133,16 @@ class _Found:
         self.linked = 0
         self._rules = rules
 
+    def walk_remote(self, folder: str) -> None:
+        """The same for the URL of a folder; there are no links."""
+        from convert import remote
+
+        for path, _, found in remote.files_below(folder):
+            parts = path.split("/")
+            above = ["/".join(parts[:count]) for count in range(1, len(parts) + 1)]
+            if not any(map(_ignored, parts)) and not any(map(self._rules.excluded, above)) and self._rules.takes(path):
+                self.files[path] = remote_stamp(found)
+
     def walk(self, folder: str, relative: str) -> None:
         try:
             with os.scandir(folder) as entries:
@@ -165,13 +172,9 @@ class _Found:
 
 def _index_of(src: str, path: str) -> list[str]:
     """Relative paths of the files that an index names; none if it cannot be understood, which its reader will say."""
-    full = os.path.join(src, path)
     try:
-        if not os.path.isfile(full) or os.path.getsize(full) > _INDEX_BYTES:
-            return []
-        with open(full, "rb") as file:
-            names = set(json.load(file)["weight_map"].values())
-    except (OSError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
+        names = set(json.loads(read_small(join(src, path), _INDEX_BYTES) or b"")["weight_map"].values())
+    except (ConvertError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return []
     folder = os.path.dirname(path)
     safe = [name for name in names if isinstance(name, str) and name and ".." not in name.split("/")]
@@ -188,6 +191,9 @@ def check_places(src: str, dst: str, rules: Rules) -> None:
         UsageError: They do.
         OutputError: The target is a file.
     """
+    if is_url(src) or is_url(dst):
+        _check_urls(src, dst, rules)
+        return
     if not os.path.isdir(src):
         raise UsageError("is no folder", path=src, hint="convert SOURCE TARGET converts a file")
     if os.path.lexists(dst) and not os.path.isdir(dst):
@@ -206,6 +212,25 @@ def check_places(src: str, dst: str, rules: Rules) -> None:
                 path=dst,
                 hint=f"--exclude {inside!r} leaves it out, or give another folder",
             )
+
+
+def _check_urls(src: str, dst: str, rules: Rules) -> None:
+    """The same where one of the folders is remote; what is no folder turns out when it is listed or written to."""
+    if not is_url(src) and not os.path.isdir(src):
+        raise UsageError("is no folder", path=src, hint="convert SOURCE TARGET converts a file")
+    if is_url(dst) and dst.partition(":")[0].lower() in ("http", "https"):
+        raise OutputError(
+            "https:// can only be read", path=dst, hint="give the URL of a store, such as s3://BUCKET/NAME"
+        )
+    one, other = (f"{real_path(path.rstrip('/'))}/" for path in (src, dst))
+    if one == other:
+        raise UsageError("source and target are the same folder", path=dst, hint="give another folder as the target")
+    if one.startswith(other):
+        raise UsageError(f"the source {quoted(src)} lies in the target", path=dst, hint="give another folder")
+    inside = other[len(one) :].rstrip("/")
+    if other.startswith(one) and not rules.excluded(f"{inside}/\0"):
+        hint = f"--exclude {inside!r} leaves it out, or give another folder"
+        raise UsageError(f"the target lies in the source {quoted(src)}", path=dst, hint=hint)
 
 
 def check_collisions(items: list[Item], dst: str, *, folds: bool) -> list[Item]:
@@ -260,7 +285,7 @@ def _collision(item: Item, other: Item, dst: str) -> UsageError:
     )
     return UsageError(
         f"{what}: {quoted(other.source)} and {quoted(item.source)}; neither may overwrite the other",
-        path=os.path.join(dst, item.target),
+        path=join(dst, item.target),
         hint="--exclude one of them, or convert it by itself",
     )
 
@@ -280,6 +305,8 @@ def folds_names(dst: str, *, probe: bool) -> bool:
     Raises:
         OutputError: Nothing can be written there.
     """
+    if is_url(dst):
+        return False  # stores tell all names apart; a server that does not is not asked
     if not probe:
         there = existing(dst)
         other = there.swapcase()

@@ -6,33 +6,35 @@ Everything here can be pickled and imported by a fresh interpreter, so that any 
 from __future__ import annotations
 
 import contextlib
-import filecmp
 import os
-import shutil
 import threading
 import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from convert.batchjob import (
-    FileReport,
-    Job,
+from convert.batchfiles import (
+    Stamp,
     added_up,
-    is_finished,
+    below,
+    is_there,
+    join,
+    make_dirs,
     outputs,
-    settings_of,
+    remove_all_below,
+    remove_if_can,
+    same_bytes,
     sha256_of,
     share,
-    sources_of,
     stamp_of,
 )
+from convert.batchjob import FileReport, Job, is_finished, settings_of, sources_of
 from convert.batchlog import Entry, claim, hold_run, short
-from convert.batchtree import FOLDER_FORMAT, STATE, Stamp
+from convert.batchtree import FOLDER_FORMAT, STATE
 from convert.errors import OutputError, PolicyError, TargetExistsError
-from convert.files import SourceFile, unwritable
-from convert.output import OutputFile, committed, target_exists
+from convert.files import is_url, open_source, unwritable
+from convert.output import committed, open_output, target_exists
 from convert.version import __version__
-from convert.writing import WholeError
+from convert.writing import Settings, WholeError
 
 if TYPE_CHECKING:
     from multiprocessing.synchronize import Event
@@ -59,7 +61,7 @@ Watch = Callable[[int, int, str], None]
 _stop: Event | None = None
 
 
-def start_worker(stop: Event, run: str) -> None:
+def start_worker(stop: Event, run: str | None) -> None:
     """Prepare a fresh process: Ctrl-C is for the parent, whose end is ours too."""
     import multiprocessing
     import signal
@@ -70,7 +72,7 @@ def start_worker(stop: Event, run: str) -> None:
     parent = multiprocessing.parent_process()
     if parent is not None:
         threading.Thread(target=_follow, args=(parent,), daemon=True).start()
-    if os.name != "nt":
+    if os.name != "nt" and run is not None:
         with contextlib.suppress(OSError):
             hold_run(run)
 
@@ -183,9 +185,9 @@ def _do(job: Job, report: FileReport, maker: _Maker) -> None:
             path=target,
             hint="convert this file by itself",
         )
-    report.target = os.path.relpath(target, order.dst).replace(os.sep, "/")
+    report.target = below(order.dst, target)
     try:
-        os.makedirs(os.path.dirname(target), exist_ok=True)
+        make_dirs(os.path.dirname(target))
     except OSError as err:
         raise unwritable(os.path.dirname(target), err) from err
     there = outputs(target)
@@ -196,11 +198,13 @@ def _do(job: Job, report: FileReport, maker: _Maker) -> None:
         made = maker.make(target, True)
     elif job.begun or job.fresh or (item.copy and there):
         made = maker.adopt(target)
-    elif os.path.lexists(target) or there:
+    elif there or is_there(target):
         raise target_exists(target)
     else:
         made = maker.make(target, False)
-    _remove_old(set(ours) - set(outputs(target)))
+    if ours:  # other shards, or a file where there is a folder now
+        for path in sorted(set(ours) - set(outputs(target))):
+            remove_if_can(path)
     _describe(job, report, made, target, stamp, source_sha256)
 
 
@@ -208,7 +212,7 @@ def _as_before(job: Job, report: FileReport, known: Entry, stamp: Stamp) -> None
     """Finished by an earlier run. The journal gets the times of today where only they have changed."""
     report.status = "skipped"
     report.target, report.target_bytes, report.sha256 = known.target, known.written.size, known.sha256
-    written = stamp_of(outputs(os.path.join(job.order.dst, known.target)))
+    written = stamp_of(outputs(join(job.order.dst, known.target)))
     if job.order.checksum and (stamp, written) != (known.source, known.written):
         report.entry = known._replace(source=stamp, written=written)
     report.verified = known.proven
@@ -219,19 +223,10 @@ def _unchanged(job: Job) -> list[str]:
     known = job.known
     if known is None:
         return []
-    files = outputs(os.path.join(job.order.dst, known.target))
+    files = outputs(join(job.order.dst, known.target))
     written = added_up(files)
     same = written == known.written or (written.size == known.written.size and sha256_of(files) == known.sha256)
     return files if same else []
-
-
-def _remove_old(paths: set[str]) -> None:
-    """What an earlier run wrote and this one does not: other shards, or a file where there is a folder now."""
-    for path in sorted(paths):
-        with contextlib.suppress(OSError):
-            os.unlink(path)
-        with contextlib.suppress(OSError):
-            os.removedirs(os.path.dirname(path))  # empty ones only
 
 
 def _target(job: Job) -> str:
@@ -239,10 +234,10 @@ def _target(job: Job) -> str:
     from convert.api import convert_file
 
     order, item = job.order, job.item
-    target = os.path.join(order.dst, *item.target.split("/"))
+    target = join(order.dst, item.target)
     if item.copy or order.to != FOLDER_FORMAT:
         return target
-    source = os.path.join(order.src, item.source)
+    source = join(order.src, item.source)
     options = {**order.options, "to": order.to, "dry_run": True, "verify": False, "progress": None}
     try:
         convert_file(source, target, **options)
@@ -266,7 +261,7 @@ class _Maker:
         from convert.api import convert_file
 
         job, order = self._job, self._job.order
-        source = os.path.join(order.src, *job.item.source.split("/"))
+        source = join(order.src, job.item.source)
         if job.item.copy:
             _copy(source, target, overwrite, order.fsync, self._watch)
             return None
@@ -293,39 +288,39 @@ class _Maker:
             TargetExistsError: It is not, so it is not ours.
         """
         there = outputs(target)
-        if not there and not os.path.lexists(target):
+        if not there and not is_there(target):
             try:
                 return self.make(target, False)
             except TargetExistsError:
                 pass  # parts are there, or whoever was taken for dead has just finished
-        folder = os.path.join(self._job.order.dst, STATE, "again", short(self._job.item.target))
-        shutil.rmtree(folder, ignore_errors=True)
+        folder = join(self._job.order.dst, f"{STATE}/again/{short(self._job.item.target)}")
+        remove_all_below(folder)
         try:
-            os.makedirs(folder)
+            make_dirs(folder)
         except OSError as err:
             raise unwritable(folder, err) from err
         try:
-            return self._compare(target, os.path.join(folder, os.path.basename(target)))
+            return self._compare(target, join(folder, os.path.basename(target)))
         finally:
-            shutil.rmtree(folder, ignore_errors=True)
+            remove_all_below(folder)
 
     def _compare(self, target: str, again: str) -> Report | None:
         """Made once more beside it, it must come out equal."""
         made = self.make(again, False)
         wanted = {_moved(path, again, target): path for path in outputs(again)}
-        there = {path for path in (*wanted, *outputs(target), target) if os.path.lexists(path)}
+        there = {path for path in (*wanted, *outputs(target), target) if is_there(path)}
         if os.path.isdir(target):
             there.discard(target)
-        if not all(path in wanted and filecmp.cmp(path, wanted[path], shallow=False) for path in there):
+        if not all(path in wanted and same_bytes(path, wanted[path]) for path in there):
             raise target_exists(target)
         return made if there == set(wanted) else self.make(target, True)
 
 
 def _copy(source: str, target: str, overwrite: bool, fsync: bool, watch: Watch) -> None:
     """Copy a file's bytes, whole or not at all."""
-    file = SourceFile(source)
+    file = open_source(source)
     try:
-        output = OutputFile(target, overwrite=overwrite)
+        output = open_output(target, Settings(overwrite=overwrite))
         buffer = memoryview(bytearray(_COPY_BYTES))
         with committed(output):
             for offset in range(0, file.size, _COPY_BYTES):
@@ -341,7 +336,7 @@ def _copy(source: str, target: str, overwrite: bool, fsync: bool, watch: Watch) 
 
 def _moved(path: str, one: str, other: str) -> str:
     """A file of one target as it is called in another."""
-    return os.path.join(os.path.dirname(other), os.path.relpath(path, os.path.dirname(one)))
+    return join(os.path.dirname(other), below(os.path.dirname(one), path))
 
 
 def _describe(
@@ -349,7 +344,9 @@ def _describe(
 ) -> None:
     files = outputs(target)
     written = added_up(files)
-    report.target_bytes, report.sha256 = written.size, sha256_of(files)
+    report.target_bytes = written.size
+    if not is_url(target) or job.order.checksum or job.order.delete_source:  # else it would be downloaded again
+        report.sha256 = sha256_of(files)
     proven = False
     if made is not None:
         report.changes = [change._asdict() for change in made.changes]
@@ -357,4 +354,4 @@ def _describe(
         report.notes, report.verified = list(made.notes), made.verified
         proven = made.verified and not made.skipped and not made.notes
     settings = settings_of(job.order, job.item)
-    report.entry = Entry(stamp, settings, report.target, written, report.sha256, source_sha256, proven)
+    report.entry = Entry(stamp, settings, report.target, written, report.sha256 or "", source_sha256, proven)

@@ -16,7 +16,8 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import BrokenExecutor, Future
 from typing import TYPE_CHECKING, Any
 
-from convert.batchjob import Job, sources_of, stamp_of
+from convert.batchfiles import stamp_of
+from convert.batchjob import Job, sources_of
 from convert.batchpool import Executor, Hands
 from convert.batchwork import check_place
 from convert.errors import ConvertError, InputError, OutputError, UsageError

@@ -31,6 +31,8 @@ _PASSING_ERRORS = (
 )  # fmt: skip
 """Names of classes, for most are of packages that are not installed."""
 _PASSING_NUMBERS = (errno.ECONNRESET, errno.ECONNABORTED, errno.EPIPE, errno.ETIMEDOUT, errno.EBUSY, errno.EAGAIN)
+STORES = ("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oss", "hf")
+"""Where an object appears when its upload is complete."""
 _MANY_AT_ONCE = ("hf",)
 """File systems that several threads may use at once although they are not asynchronous."""
 _EXTRA = "'tensor-convert[remote]'"
@@ -289,11 +291,20 @@ def is_changed(then: dict[str, Any], now: dict[str, Any]) -> bool:
     return any(then[key] != now[key] for key in (tags if len(tags) > 1 else known))
 
 
-def files_below(folder: str) -> list[tuple[str, str, dict[str, Any]]]:
+def tag_of(found: dict[str, Any]) -> str:
+    """Text that is another one when the file is: its tag, or its time where there is none; empty where neither is."""
+    for key in (*_TAGS, *_TIMES):
+        if found.get(key):
+            value = found[key]
+            return value.isoformat() if hasattr(value, "isoformat") else str(value)
+    return ""
+
+
+def files_below(folder: str, *, required: bool = True) -> list[tuple[str, str, dict[str, Any]]]:
     """Every file below a folder, hidden ones left out: path in the folder, URL, what the store knows; sorted.
 
     Raises:
-        InputError: It cannot be listed, or there is nothing.
+        InputError: It cannot be listed, or there is nothing and something is `required`.
     """
     place = locate(folder)
     if place.is_web:
@@ -304,7 +315,12 @@ def files_below(folder: str) -> list[tuple[str, str, dict[str, Any]]]:
     def ask() -> dict[str, dict[str, Any]]:
         with place.alone:
             place.fs.invalidate_cache()
-            found: dict[str, dict[str, Any]] = place.fs.find(root, detail=True)
+            try:
+                found: dict[str, dict[str, Any]] = place.fs.find(root, detail=True)
+            except FileNotFoundError as err:
+                if required or not is_missing(err):
+                    raise
+                return {}
         return found
 
     rows = []
@@ -312,7 +328,7 @@ def files_below(folder: str) -> list[tuple[str, str, dict[str, Any]]]:
         relative = path[len(root) :].lstrip("/")
         if found.get("type") == "file" and relative and not any(part[:1] == "." for part in relative.split("/")):
             rows.append((relative, place.at(path).url, found))
-    if not rows:
+    if required and not rows:
         raise InputError("the folder is empty, or there is none", path=folder, hint="check the spelling")
     return sorted(rows, key=lambda row: row[0])
 
@@ -339,3 +355,24 @@ def normal(url: str) -> str:
 def exists(url: str, kind: type[ConvertError] = OutputError) -> bool:
     """Whether there is something of this name."""
     return facts_if_any(locate(url, kind), kind) is not None
+
+
+def is_store(place: Place) -> bool:
+    """Whether nobody sees a file there before its upload is complete, and folders are only in names."""
+    return place.protocol in STORES
+
+
+def remove(url: str) -> None:
+    """Delete a file.
+
+    Raises:
+        OutputError: It stays.
+    """
+    place = locate(url, OutputError)
+
+    def ask() -> None:
+        with place.alone:
+            place.fs.rm_file(place.path)
+            place.fs.invalidate_cache()
+
+    patiently(ask, url, OutputError)

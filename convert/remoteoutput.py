@@ -24,8 +24,6 @@ from convert.output import committed, sibling_of, target_exists
 if TYPE_CHECKING:
     from typing_extensions import Buffer
 
-_WHOLE_AT_CLOSE = ("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oss", "hf")
-"""Stores where nobody sees a file before its upload is complete."""
 _READ_ONLY = ("http", "https", "github", "git", "zip", "tar", "libarchive", "data", "reference", "gist")
 PART_BYTES = 6 << 20
 """What is uploaded at once. One part is being filled while another is on its way, of which its library holds two
@@ -65,7 +63,7 @@ class RemoteOutput:
             raise OutputError(f"{target.partition(':')[0]}:// can only be read", path=target, hint=hint)
         self._place = remote.locate(target, OutputError)
         self._check_old()
-        self._is_sibling = verify or self._place.protocol not in _WHOLE_AT_CLOSE
+        self._is_sibling = verify or not remote.is_store(self._place)
         self._path = self._place.path
         if self._is_sibling:
             folder, _, name = self._place.path.rpartition("/")
@@ -79,7 +77,7 @@ class RemoteOutput:
         self._is_begun = self._is_sent = self._is_done = False
 
     def _check_old(self) -> None:
-        if self._overwrite and self._place.protocol in _WHOLE_AT_CLOSE:
+        if self._overwrite and remote.is_store(self._place):
             return  # nothing is lost by not looking, and some may write who may not look
         found = remote.facts_if_any(self._place)
         if found is not None and found.get("type") == "directory":
@@ -147,7 +145,7 @@ class RemoteOutput:
     def _open(self) -> Any:
         fs = self._place.fs
         self._is_begun = True
-        if self._place.protocol not in _WHOLE_AT_CLOSE:
+        if not remote.is_store(self._place):
             file = fs.open(self._path, "wb", block_size=self._part_bytes)
             if hasattr(file, "set_pipelined"):  # SFTP: or each packet would wait for its answer
                 file.set_pipelined(True)
@@ -190,7 +188,7 @@ class RemoteOutput:
         """The end of the upload. A store of the first kind shows the object from here on."""
         self.park()
         file, self._file = self._file, None
-        if file is not None and self._place.protocol in _WHOLE_AT_CLOSE:
+        if file is not None and remote.is_store(self._place):
             try:
                 with remote.explaining(self.target, OutputError), self._place.alone:
                     file.commit()
@@ -227,7 +225,7 @@ class RemoteOutput:
         from fsspec.spec import AbstractFileSystem
 
         with remote.explaining(self.target, OutputError), self._place.alone:
-            if type(fs).mv is not AbstractFileSystem.mv and self._place.protocol not in _WHOLE_AT_CLOSE:
+            if type(fs).mv is not AbstractFileSystem.mv and not remote.is_store(self._place):
                 fs.mv(old, new)
             else:
                 self._copy(fs, old, new)
@@ -254,7 +252,7 @@ class RemoteOutput:
             return
         if file is not None:
             with contextlib.suppress(Exception), self._place.alone:
-                if self._place.protocol in _WHOLE_AT_CLOSE:
+                if remote.is_store(self._place):
                     file.discard()
                 else:
                     file.close()
@@ -337,7 +335,7 @@ class RemoteSet:
         done: list[str] = []
         try:
             if self._old_index and self._index is not None:
-                _remove(self._index.target)
+                remote.remove(self._index.target)
             for file in self._all():
                 file.commit(fsync=fsync)
                 done.append(file.target)
@@ -345,7 +343,7 @@ class RemoteSet:
             for url in done:
                 if url in self._new:
                     with contextlib.suppress(ConvertError):
-                        _remove(url)
+                        remote.remove(url)
             self.discard()
             replaced = [url for url in done if url not in self._new]
             if replaced and isinstance(err, OutputError) and not isinstance(err, TargetExistsError):
@@ -354,7 +352,7 @@ class RemoteSet:
         problems: list[ConvertError] = []
         for url in self._stale:
             try:
-                _remove(url)
+                remote.remove(url)
             except ConvertError as err:
                 what = f"the new files are in place, but this old one could not be removed: {err.message}"
                 problems.append(OutputError(what, path=url, hint="remove it: programs may take it for current"))
@@ -365,14 +363,3 @@ class RemoteSet:
         """Remove everything written; harmless when already committed."""
         for file in self._all():
             file.discard()
-
-
-def _remove(url: str) -> None:
-    place = remote.locate(url, OutputError)
-
-    def ask() -> None:
-        with place.alone:
-            place.fs.rm_file(place.path)
-            place.fs.invalidate_cache()
-
-    remote.patiently(ask, url, OutputError)

@@ -14,9 +14,9 @@ from collections import deque
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from typing import TYPE_CHECKING, NamedTuple
 
-from convert.batchjob import Order, added_up
+from convert.batchfiles import Stamp, added_up
+from convert.batchjob import Order
 from convert.batchpool import WAKE_SECONDS, Hands
-from convert.batchtree import Stamp
 from convert.batchwork import check_place, following
 from convert.errors import ConvertError, InputError, OutputError, PolicyError, gather
 from convert.files import BINARY, Positioned, SourceFile, unwritable

@@ -378,7 +378,8 @@ def test_jobs_can_be_sent(tmp_path: Path) -> None:
     """What goes over the wire is small, and the same when it arrives."""
     import pickle
 
-    from convert.batchtree import Item, Stamp
+    from convert.batchfiles import Stamp
+    from convert.batchtree import Item
 
     job = Job(order(tmp_path, "run"), Item("a", "b", False, Stamp(1, 2)))
     sent = pickle.dumps(job)
