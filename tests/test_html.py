@@ -483,6 +483,7 @@ def test_it_fits_and_can_be_read(checkpoint: Path, tmp_path: Path, width: int, d
     assert found["overlapping"] == 0
     assert min(found["contrasts"]) > 4.5
     assert found["requests"] == []
+    assert found["filtered"] == ["model.layers.3.self_attn.q_proj.weight"]
     assert "owned" not in found["title"].replace(printable(checkpoint), "")
 
 
