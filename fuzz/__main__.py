@@ -177,7 +177,10 @@ def _replay(inputs: Path, finds: Path) -> dict[str, float]:
     counts: dict[str, float] = {"executions": 0, "accepted": 0, "converted": 0, "finds": 0}
     folder = Path(tempfile.mkdtemp(prefix="fuzz-"))
     for path in sorted(inputs.iterdir()):
-        data, suffix, choice = unpacked(path.read_bytes())
+        try:
+            data, suffix, choice = unpacked(path.read_bytes())
+        except FileNotFoundError:  # a worker that still runs has found a shorter one
+            continue
         _count(counts, attempt(data[:MAX_BYTES], suffix, folder, choice, finds))
     shutil.rmtree(folder)
     return counts

@@ -7,6 +7,7 @@ holds for any bytes at all; a broken promise is an AssertionError, a MemoryError
 from __future__ import annotations
 
 import contextlib
+import importlib
 import os
 import signal
 import sys
@@ -20,6 +21,9 @@ from convert.encodings import decode
 from convert.errors import ConvertError
 from convert.limits import Limits
 from convert.tensor import Checkpoint, Tensor
+
+for _library in ("bz2", "lzma", "numpy", "ml_dtypes", "safetensors"):
+    importlib.import_module(_library)  # else what they take would count for the file that needs them first
 
 LIMITS = Limits(json_bytes=1 << 20, directory_bytes=1 << 20, pickle_bytes=1 << 20, pickle_leaves=2000)
 """Small, so that what is at a limit is reached by small files."""

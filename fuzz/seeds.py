@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import collections
+import pickle
+from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from fuzz.body import CHOICES
 from fuzz.fields import SUFFIXES
@@ -24,7 +27,7 @@ class Seed(NamedTuple):
 
 @cache
 def seeds(most_bytes: int = 1 << 16) -> tuple[Seed, ...]:
-    """All that are not larger than `most_bytes`, the small ones first; an index of shards too, which no folder has."""
+    """All that are not larger than `most_bytes`, the small ones first; with an index and pickles, which no folder has."""
     found = []
     for folder in FOLDERS:
         for path in sorted(folder.iterdir()):
@@ -34,8 +37,37 @@ def seeds(most_bytes: int = 1 << 16) -> tuple[Seed, ...]:
     index = (
         b'{"metadata": {"total_size": 24}, "weight_map": {"w": "w-00001-of-00001.safetensors", "b": "x.safetensors"}}'
     )
-    found.append(Seed("index", SUFFIXES[-1], index))
+    found += [Seed("index", SUFFIXES[-1], index), *_pickles()]
     return tuple(sorted(found, key=lambda seed: (len(seed.data), seed.name)))
+
+
+def _pickles() -> Iterator[Seed]:
+    """Object arrays of everything that a pickle may hold, in every protocol."""
+    import ml_dtypes
+    import numpy as np
+
+    record = np.zeros(2, [("a", "<f4"), ("b", ">i2", (2,)), ("c", [("d", "S3")])])
+    rest: list[Any] = [
+        np.float32(1.5),
+        np.datetime64(1 << 40, ("s", 25)),
+        "text",
+        "é",
+        b"\xff",
+        1 << 70,
+        -1,
+        1.5,
+        None,
+    ]
+    leaves: list[Any] = [np.asfortranarray(np.ones((2, 3), ">f8")), record, np.zeros(2, "<U2"), *rest, True, 1 + 2j]
+    leaves += [np.ones(3, ml_dtypes.bfloat16), {"k": [np.int8(1)], 2: (), "o": collections.OrderedDict(a=1)}]
+    whole = np.empty(len(leaves), object)
+    whole[:] = leaves
+    plain = [whole, *(np.array({"x": leaf}, object) for leaf in leaves)]
+    for protocol in range(6):
+        for number, array in enumerate(plain if protocol in (0, 2, 4) else plain[:1]):
+            header = f"{{'descr': '|O', 'fortran_order': False, 'shape': {array.shape}, }}".ljust(117).encode() + b"\n"
+            data = b"\x93NUMPY\x01\0" + len(header).to_bytes(2, "little") + header
+            yield Seed(f"pickle-{protocol}-{number}", ".npy", data + pickle.dumps(array, protocol))
 
 
 def suffix_of(name: str) -> str | None:

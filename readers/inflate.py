@@ -65,6 +65,14 @@ def method_name(number: int) -> str:
     return _OTHER_METHODS.get(number, "unknown")
 
 
+def _no_memory(method: Method) -> LimitError:
+    """lzma takes as much as its dictionary is long; that there is not so much is no damage of the file."""
+    return LimitError(
+        f"there is not enough memory to inflate the {method.name} stream",
+        hint="end other programs, or unpack the archive where there is more memory",
+    )
+
+
 class Compressed:
     """The bytes of a member after its first `skip`; only in order, inflated anew each time.
 
@@ -156,6 +164,8 @@ class Compressed:
             stream = method.start(header)
         except ConvertError:
             raise
+        except MemoryError as err:
+            raise _no_memory(method) from err
         except method.errors as err:
             raise CorruptError(f"the {method.name} stream cannot be begun ({err}; found {header!r})") from err
         if stop is None:
@@ -176,6 +186,8 @@ class Compressed:
             try:
                 # One byte more than is owed, so that a member which inflates past its size is caught at once.
                 out = stream.decompress(fed, max(min(piece_bytes, self._size - produced), 1))
+            except MemoryError as err:
+                raise _no_memory(method) from err
             except method.errors as err:
                 raise CorruptError(f"the {method.name} stream is damaged ({err})") from err
             produced += len(out)

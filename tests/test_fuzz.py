@@ -192,6 +192,20 @@ def test_the_bounds_hold(
     assert len(bytearray(body.MEMORY_BYTES + (64 << 20))) > body.MEMORY_BYTES
 
 
+@pytest.mark.skipif(sys.platform != "linux", reason="memory in use is read from /proc")
+def test_memory_that_runs_out_is_no_damage(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """A dictionary of lzma for which there is no room: the file is fine, and fine again when there is."""
+    made = bytearray(archives.archive((archives.Member(b"w.npy", GOOD, 14),)))
+    begin = 30 + len(b"w.npy")
+    made[begin + 5 : begin + 9] = (64 << 20).to_bytes(4, "little")
+    (tmp_path / "w.npz").write_bytes(made)
+    with monkeypatch.context() as patch:
+        patch.setattr(body, "MEMORY_BYTES", 32 << 20)
+        with body.bounded(), pytest.raises(convert.LimitError, match="not enough memory"):
+            convert.load(tmp_path / "w.npz")
+    assert convert.load(tmp_path / "w.npz")["w"].shape == (4, 64)
+
+
 def test_two_readings_that_differ_are_seen(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Bytes that change from one reading to the next."""
     counter = itertools.count()
