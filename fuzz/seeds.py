@@ -27,7 +27,7 @@ class Seed(NamedTuple):
 
 @cache
 def seeds(most_bytes: int = 1 << 16) -> tuple[Seed, ...]:
-    """All that are not larger than `most_bytes`, the small ones first; with an index and pickles, which no folder has."""
+    """All that are not larger than `most_bytes`, the small ones first; with an index and pickles besides."""
     found = []
     for folder in FOLDERS:
         for path in sorted(folder.iterdir()):
@@ -56,7 +56,6 @@ def _pickles() -> Iterator[Seed]:
         1 << 70,
         -1,
         1.5,
-        None,
     ]
     leaves: list[Any] = [np.asfortranarray(np.ones((2, 3), ">f8")), record, np.zeros(2, "<U2"), *rest, True, 1 + 2j]
     leaves += [np.ones(3, ml_dtypes.bfloat16), {"k": [np.int8(1)], 2: (), "o": collections.OrderedDict(a=1)}]
