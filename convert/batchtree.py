@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import secrets
 import stat
@@ -18,6 +17,8 @@ from convert import formats
 from convert.batchfiles import Stamp, join, read_small, remote_stamp
 from convert.errors import ConvertError, OutputError, UsageError, gather, quoted
 from convert.files import is_url, real_path, unreadable, unwritable
+from convert.jsontext import parse_json
+from convert.limits import DEFAULT
 
 STATE = ".convert"
 """Folder in the target for the journal, the reports and the locks."""
@@ -173,7 +174,8 @@ class _Found:
 def _index_of(src: str, path: str) -> list[str]:
     """Relative paths of the files that an index names; none if it cannot be understood, which its reader will say."""
     try:
-        names = set(json.loads(read_small(join(src, path), _INDEX_BYTES) or b"")["weight_map"].values())
+        text = (read_small(join(src, path), _INDEX_BYTES) or b"").decode("utf-8")
+        names = set(parse_json(text, "the index", DEFAULT)["weight_map"].values())
     except (ConvertError, ValueError, LookupError, TypeError, AttributeError, RecursionError):
         return []
     folder = os.path.dirname(path)
