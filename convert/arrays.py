@@ -38,8 +38,12 @@ def check(plan: Plan) -> list[ConvertError]:
     return []
 
 
-def to_numpy(tensor: Tensor) -> np.ndarray[Any, Any]:
-    """See `Tensor.numpy`."""
+def dtype_for(tensor: Tensor) -> np.dtype[Any]:
+    """The type of a tensor's array.
+
+    Raises:
+        ConvertError: It has none.
+    """
     if tensor.problem is not None:
         raise tensor.problem
     if tensor.dtype.kind in ("object", "broken"):
@@ -51,9 +55,14 @@ def to_numpy(tensor: Tensor) -> np.ndarray[Any, Any]:
             tensor=tensor.name,
         )
     try:
-        dtype = tensor.dtype.numpy()
-    except (TypeError, ValueError) as err:  # such as a long double of another size than this machine's
+        return tensor.dtype.numpy()
+    except TypeError as err:  # a long double of another size than this machine's
         raise UsageError(f"numpy has no {tensor.dtype} here ({err})", path=tensor.path, tensor=tensor.name) from err
+
+
+def to_numpy(tensor: Tensor) -> np.ndarray[Any, Any]:
+    """See `Tensor.numpy`."""
+    dtype = dtype_for(tensor)
     tensor = tensor.changed(big=False, fortran=False)
     if tensor.dtype.kind == "subbyte":
         tensor = tensor.changed(dtype=BY_NAME["uint8"], steps=(*tensor.steps, unpack_step(tensor.dtype)))
@@ -238,4 +247,4 @@ def _from_mlx(value: Any) -> np.ndarray[Any, Any]:
     return np.array(value)
 
 
-__all__ = ["check", "dtype_from", "dtype_of", "from_array", "holds", "remembers", "to_numpy"]
+__all__ = ["check", "dtype_for", "dtype_from", "dtype_of", "from_array", "holds", "remembers", "to_numpy"]

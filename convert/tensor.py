@@ -221,6 +221,25 @@ class Tensor:
 
         return to_numpy(self)
 
+    def __getitem__(self, key: Any) -> np.ndarray[Any, Any]:
+        """A part of the tensor as a new C-ordered array, by numpy's basic indexing; only what is needed is read.
+
+        Args:
+            key: Whole numbers, slices with any step, `...` and None, alone or in a tuple, as for an ndarray; the result
+                is always an array, of no dimensions where numpy would give a number.
+
+        Checksums cover whole tensors: they are verified only if the key asks for everything, or the last byte of a
+        compressed tensor is needed.
+
+        Raises:
+            IndexError: As numpy would.
+            InputError: The file is damaged.
+            UsageError: An index of another kind, or numpy cannot hold the tensor.
+        """
+        from convert.slicing import take
+
+        return take(self, key)
+
     def __repr__(self) -> str:
         return f"<Tensor {self.name!r} {self.dtype} {list(self.shape)}>"
 
