@@ -205,22 +205,26 @@ def load(
         return {tensor.name: tensor.numpy() for tensor in plan.tensors}
 
 
-def save(tensors: Mapping[str, Any], target: Path, **settings: Any) -> Report:
+def save(tensors: Mapping[str, Any], target: Path, *, separator: str = ".", **settings: Any) -> Report:
     """Write arrays to a file, exactly, whatever their memory layout.
 
     Args:
         tensors: Arrays by name: numpy (any strides, byte order or subclass), ml_dtypes, torch, JAX, MLX, or anything
-            with `__array__`. They are read while the file is written and must not change meanwhile.
+            with `__array__`; or dictionaries of them, as deep as you like. They are read while the file is written and
+            must not change meanwhile. Those that share their memory are written in full, and noted in the report.
         target: Path of the file; its suffix tells the format.
+        separator: Joins the keys of dictionaries within dictionaries to names.
         **settings: Those of `convert_file`: to, policy, metadata, compress, align, overwrite, verify, jobs ...
 
     Raises:
         PolicyError: A type the format cannot hold; nothing was written.
+        UsageError: Two names become one when dictionaries are flattened.
         OutputError: The target exists, or cannot be written.
     """
     from convert import arrays
 
-    checkpoint = Checkpoint("memory", "memory", [arrays.from_array(name, value) for name, value in tensors.items()])
+    taken, notes = arrays.from_arrays(tensors, separator)
+    checkpoint = Checkpoint("memory", "memory", taken, notes=notes)
     return convert_checkpoint(checkpoint, ["memory"], os.fspath(target), **settings)
 
 

@@ -15,7 +15,7 @@ import numpy as np
 from convert import dtypes
 from convert.dtypes import BY_NAME, DType, Field
 from convert.encodings import pack_step, unpack_step
-from convert.errors import ConvertError, LimitError, UnsupportedError, UsageError
+from convert.errors import ConvertError, LimitError, UnsupportedError, UsageError, quoted
 from convert.files import MemoryFile
 from convert.records import ordered_fields
 from convert.tensor import Extent, Tensor
@@ -80,6 +80,51 @@ def to_numpy(tensor: Tensor) -> np.ndarray[Any, Any]:
         flat[at : at + len(chunk)] = np.frombuffer(chunk, np.uint8)
         at += len(chunk)
     return array
+
+
+def from_arrays(values: object, separator: str) -> tuple[list[Tensor], list[str]]:
+    """Tensors of arrays by name, dictionaries within dictionaries flattened, and notes about them.
+
+    Raises:
+        UsageError: No dictionary, one that holds itself, or two arrays that would have the same name.
+        UnsupportedError: As of `from_array`.
+    """
+    if not isinstance(values, Mapping):
+        what = f"a dictionary of arrays by name is needed (found a {type(values).__qualname__})"
+        raise UsageError(what, hint=_state_hint(values) or "{'w': array} for one")
+    tensors: dict[str, Tensor] = {}
+    shared: dict[tuple[int, int], list[str]] = {}
+    notes: list[str] = []
+
+    def add(values: Mapping[Any, Any], prefix: str, within: tuple[int, ...]) -> None:
+        if id(values) in within:
+            raise UsageError("the dictionary holds itself", tensor=prefix.removesuffix(separator))
+        if not values and prefix:
+            notes.append(f"{quoted(prefix.removesuffix(separator))} is an empty dictionary, which leaves no trace")
+        for key, value in values.items():
+            if not isinstance(key, str):
+                raise UsageError(f"names must be texts (found {key!r})")
+            name = prefix + key
+            if isinstance(value, Mapping):
+                add(value, name + separator, (*within, id(values)))
+                continue
+            if name in tensors:
+                hint = "another separator, separator='/' for one"
+                raise UsageError(
+                    "two arrays would have this name when dictionaries are flattened", tensor=name, hint=hint
+                )
+            array = value if isinstance(value, np.ndarray) else _as_numpy(name, value)
+            tensors[name] = from_array(name, array)
+            if array.nbytes:
+                shared.setdefault((array.__array_interface__["data"][0], array.nbytes), []).append(name)
+
+    add(values, "", ())
+    for names in shared.values():
+        if len(names) > 1:
+            more = f" and {len(names) - 5} more" if len(names) > 5 else ""
+            listed = ", ".join(map(quoted, names[:5]))
+            notes.append(f"{listed}{more} share their memory (tied weights); each is written in full")
+    return list(tensors.values()), notes
 
 
 def from_array(name: str, value: Any) -> Tensor:
@@ -216,35 +261,48 @@ def _record(dtype: np.dtype[Any]) -> DType:
 
 def _as_numpy(name: str, value: Any) -> np.ndarray[Any, Any]:
     """Arrays of other libraries, which the caller has imported already; none is imported here."""
-    module = type(value).__module__.partition(".")[0]
+    modules = {base.__module__.partition(".")[0] for base in type(value).__mro__}
     try:
-        if module == "torch":
+        if "torch" in modules and hasattr(value, "detach"):
             return _from_torch(value)
-        if module == "mlx":
+        if "mlx" in modules and hasattr(value, "dtype"):
             return _from_mlx(value)
         if hasattr(value, "__array__") or isinstance(value, (bool, int, float, complex, list, tuple, np.generic)):
             return np.asarray(value)
     except (TypeError, ValueError, RuntimeError) as err:
         raise UnsupportedError(f"cannot be taken as an array: {err}", tensor=name) from err
-    raise UnsupportedError(f"a {type(value).__qualname__} is no array", tensor=name)
+    raise UnsupportedError(f"a {type(value).__qualname__} is no array", tensor=name, hint=_state_hint(value))
+
+
+def _state_hint(value: Any) -> str | None:
+    return "its arrays by name: .state_dict()" if hasattr(value, "state_dict") else None
 
 
 def _from_torch(value: Any) -> np.ndarray[Any, Any]:
     value = value.detach().cpu().resolve_conj().resolve_neg()
-    type_name = str(value.dtype).removeprefix("torch.")
-    known = BY_NAME.get(type_name)
-    if known is None or known.kind == "plain" or known.kind == "complex128":
+    known = BY_NAME.get(str(value.dtype).removeprefix("torch."))
+    if known is None or known.kind not in ("bfloat16", "float8"):
         return np.asarray(value.numpy())
-    torch = sys.modules["torch"]
-    raw = value.contiguous().reshape(-1).view(torch.uint8).numpy()
-    return np.asarray(raw.view(known.numpy()).reshape(tuple(value.shape)))
+    torch = sys.modules["torch"]  # numpy lacks the type: it sees the bits, wherever they lie
+    bits = torch.uint8 if known.kind == "float8" else torch.int16
+    return np.asarray(value.view(bits).numpy().view(known.numpy()))
 
 
 def _from_mlx(value: Any) -> np.ndarray[Any, Any]:
     if str(value.dtype) == "mlx.core.bfloat16":
-        raw = np.array(value.view(sys.modules["mlx.core"].uint16))
+        raw = np.asarray(value.view(sys.modules["mlx.core"].uint16))
         return raw.view(BY_NAME["bfloat16"].numpy())
-    return np.array(value)
+    return np.asarray(value)
 
 
-__all__ = ["check", "dtype_for", "dtype_from", "dtype_of", "from_array", "holds", "remembers", "to_numpy"]
+__all__ = [
+    "check",
+    "dtype_for",
+    "dtype_from",
+    "dtype_of",
+    "from_array",
+    "from_arrays",
+    "holds",
+    "remembers",
+    "to_numpy",
+]

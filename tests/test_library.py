@@ -231,7 +231,7 @@ def test_numbers_and_lists_are_taken_as_arrays(tmp_path: Path, value: object, fo
     assert (back.dtype, back.shape, back.tobytes()) == (found.dtype, found.shape, found.tobytes())
 
 
-@pytest.mark.parametrize("value", ["text", b"bytes", None, {"a": 1}, object(), [[1], [2, 3]], [None], {1, 2}])
+@pytest.mark.parametrize("value", ["text", b"bytes", None, object(), [[1], [2, 3]], [None], {1, 2}])
 def test_what_is_no_array_is_refused(tmp_path: Path, value: object) -> None:
     """By name; no object is pickled, guessed or made empty."""
     with pytest.raises(convert.UnsupportedError) as caught:
@@ -281,7 +281,7 @@ def test_a_duck_that_fails_is_refused(tmp_path: Path) -> None:
 class FakeTensor:
     """What the library asks of a torch.Tensor."""
 
-    uint8 = "torch.uint8"
+    bits = types.MappingProxyType({"torch.uint8": np.uint8, "torch.int16": np.int16})
 
     def __init__(self, array: Array, dtype: str) -> None:
         self._array, self.dtype, self.shape = array, dtype, array.shape
@@ -291,15 +291,8 @@ class FakeTensor:
 
     cpu = resolve_conj = resolve_neg = detach
 
-    def contiguous(self) -> FakeTensor:
-        return FakeTensor(np.ascontiguousarray(self._array), self.dtype)
-
-    def reshape(self, *shape: int) -> FakeTensor:
-        return FakeTensor(self._array.reshape(*shape), self.dtype)
-
     def view(self, dtype: str) -> FakeTensor:
-        assert dtype == self.uint8
-        return FakeTensor(self._array.view(np.uint8), dtype)
+        return FakeTensor(self._array.view(self.bits[dtype]), dtype)
 
     def numpy(self) -> Array:
         if self.dtype == "torch.bfloat16":
@@ -314,7 +307,7 @@ def test_tensors_of_torch_are_taken_with_their_type(
 ) -> None:
     """Those that torch itself cannot hand to numpy as well; torch is the caller's, and a stand-in does here."""
     torch = types.ModuleType("torch")
-    torch.uint8 = FakeTensor.uint8  # type: ignore[attr-defined]
+    vars(torch).update(uint8="torch.uint8", int16="torch.int16")
     monkeypatch.setitem(sys.modules, "torch", torch)
     monkeypatch.setattr(FakeTensor, "__module__", "torch")
     array = np.asarray(BASE[0] % 2, order=order).astype(getattr(ml_dtypes, name, name), order="K")  # type: ignore[call-overload]
@@ -766,3 +759,50 @@ def test_all_ways_in_refuse_alike(tmp_path: Path, call: Callable[[Path], object]
     """A missing file is an InputError everywhere, never an OSError."""
     with pytest.raises(convert.InputError, match="No such file"):
         call(tmp_path / "missing.npz")
+
+
+# --- dictionaries within dictionaries ----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("separator", "name"), [(".", "a.b.c"), ("/", "a/b/c"), ("", "abc")])
+def test_nested_dictionaries_are_flattened(tmp_path: Path, separator: str, name: str) -> None:
+    """Keys joined in the order in which they are found; any mapping will do."""
+    nested = {"a": types.MappingProxyType({"b": {"c": np.arange(3)}}), "d": np.zeros(1)}
+    report = convert.save(nested, tmp_path / "out.npz", separator=separator)
+    assert list(convert.load(tmp_path / "out.npz")) == [name, "d"]
+    assert report.notes == []
+
+
+def test_names_that_clash_when_flattened_are_refused(tmp_path: Path) -> None:
+    """One of the two would be lost."""
+    nested = {"a": {"b": np.zeros(1)}, "a.b": np.ones(1)}
+    with pytest.raises(convert.UsageError, match="separator='/'") as caught:
+        convert.save(nested, tmp_path / "out.npz")
+    assert caught.value.tensor == "a.b"
+    convert.save(nested, tmp_path / "out.npz", separator="/")
+    assert list(convert.load(tmp_path / "out.npz")) == ["a/b", "a.b"]
+
+
+def test_dictionaries_that_hold_nothing_or_themselves(tmp_path: Path) -> None:
+    """The first leave no trace, which is said; the second have no end."""
+    report = convert.save({"a": {"b": {}}, "c": np.zeros(1)}, tmp_path / "out.npz")
+    assert report.notes == ["'a.b' is an empty dictionary, which leaves no trace"]
+    endless: dict[str, Any] = {}
+    endless["x"] = {"y": endless}
+    with pytest.raises(convert.UsageError, match=r"'x\.y'.*holds itself"):
+        convert.save(endless, tmp_path / "out.npz")
+    with pytest.raises(convert.UsageError, match="must be texts"):
+        convert.save({"a": {0: np.zeros(1)}}, tmp_path / "out.npz")
+    for wrong in ([np.zeros(1)], np.zeros(1), None):
+        with pytest.raises(convert.UsageError, match="dictionary of arrays"):
+            convert.save(wrong, tmp_path / "out.npz")  # type: ignore[arg-type]
+
+
+def test_arrays_that_share_their_memory_are_noted(tmp_path: Path) -> None:
+    """Tied weights are written under each of their names; parts of one array are no ties, nor are equal copies."""
+    tied = np.arange(6.0).reshape(2, 3)
+    arrays = {"a": tied, "b": tied.T, "c": tied.copy(), "d": tied[0], "e": tied[1], "f": tied[:0], "g": tied[:0]}
+    report = convert.save(arrays, tmp_path / "out.safetensors")
+    assert report.notes == ["'a', 'b' share their memory (tied weights); each is written in full"]
+    back = convert.load(tmp_path / "out.safetensors")
+    assert all(back[name].tobytes() == array.tobytes() for name, array in arrays.items())
