@@ -46,6 +46,7 @@ THIRD_PARTY: dict[str, set[str]] = {
         "convert.cli.batch",
         "convert.cli.check",
         "convert.cli.diff",
+        "convert.cli.complete",
     },
 }
 OPTIONAL = {"fsspec": "remote", "distributed": "distributed"}
@@ -177,16 +178,16 @@ def test_the_version_loads_next_to_nothing(tmp_path: Path) -> None:
     found = loaded(tmp_path, "--version")
     assert not found & {"numpy", "rich", "ml_dtypes", "safetensors", "tqdm", "isal", "readers", "writers"}
     assert {name for name in found if name.startswith("convert.")} == {
-        "convert.cli", "convert.cli.job", "convert.cli.limits", "convert.cli.listing", "convert.cli.main",
-        "convert.cli.plain", "convert.errors", "convert.limits", "convert.version",
+        "convert.cli", "convert.cli.complete", "convert.cli.job", "convert.cli.limits", "convert.cli.listing",
+        "convert.cli.main", "convert.cli.plain", "convert.errors", "convert.limits", "convert.version",
     }  # fmt: skip
 
 
 COPYING = (
-    "api", "cli", "cli.job", "cli.limits", "cli.listing", "cli.main", "cli.plain", "codec", "dtypes", "encodings",
-    "errors", "files", "formats", "jsontext", "limits", "locks", "memory", "options", "output", "outputfolder", "plan",
-    "policy", "progress", "records", "report", "settings", "steps", "tensor", "threads", "transfer", "version",
-    "writing",
+    "api", "cli", "cli.complete", "cli.job", "cli.limits", "cli.listing", "cli.main", "cli.plain", "codec", "dtypes",
+    "encodings", "errors", "files", "formats", "jsontext", "limits", "locks", "memory", "options", "output",
+    "outputfolder", "plan", "policy", "progress", "records", "report", "settings", "steps", "tensor", "threads",
+    "transfer", "version", "writing",
 )  # fmt: skip
 """All that a plain copy may load of the core."""
 

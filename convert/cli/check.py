@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from convert.cli import complete
 from convert.errors import ConvertError, UsageError, gather, printable, without_secrets
 
 if TYPE_CHECKING:
@@ -27,10 +28,21 @@ def check(
     ] = False,
     strict: Annotated[bool, typer.Option("--strict", help="Warnings count: any makes the exit status 3.")] = False,
     source_format: Annotated[
-        str, typer.Option("--from", metavar="FORMAT", help="Format, where the content shall not decide.")
+        str,
+        typer.Option(
+            "--from",
+            metavar="FORMAT",
+            help="Format, where the content shall not decide.",
+            autocompletion=complete.formats,
+        ),
     ] = "",
     rules: Annotated[bool, typer.Option("--rules", help="List all rules.")] = False,
-    explain: Annotated[str, typer.Option("--explain", metavar="RULE", help="Explain one rule, such as NPZ-002.")] = "",
+    explain: Annotated[
+        str,
+        typer.Option(
+            "--explain", metavar="RULE", help="Explain one rule, such as NPZ-002.", autocompletion=complete.rules
+        ),
+    ] = "",
     **options: Any,
 ) -> int:
     """Tell every rule that files break, by id and byte; damaged files too. Exit status 0 without errors, else 3."""

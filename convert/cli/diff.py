@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from convert.cli import job
+from convert.cli import complete, job
 from convert.errors import ConvertError, UsageError, printable, quoted
 
 if TYPE_CHECKING:
@@ -54,17 +54,29 @@ def diff(
             "--policy",
             metavar="[GLOB:]KIND=ACTION",
             rich_help_panel=_ALIKE,
-            autocompletion=job.policies,
+            autocompletion=complete.policies,
             help="Do this to both sides first: what was given to the conversion that made B.",
         ),
     ] = None,
     include: Annotated[
         list[str] | None,
-        typer.Option("--include", metavar="GLOB", help="Only these tensors; repeatable.", rich_help_panel=_WHAT),
+        typer.Option(
+            "--include",
+            metavar="GLOB",
+            help="Only these tensors; repeatable.",
+            rich_help_panel=_WHAT,
+            autocompletion=complete.tensor_names,
+        ),
     ] = None,
     exclude: Annotated[
         list[str] | None,
-        typer.Option("--exclude", metavar="GLOB", help="Not these tensors; repeatable.", rich_help_panel=_WHAT),
+        typer.Option(
+            "--exclude",
+            metavar="GLOB",
+            help="Not these tensors; repeatable.",
+            rich_help_panel=_WHAT,
+            autocompletion=complete.tensor_names,
+        ),
     ] = None,
     rename: Annotated[
         list[str] | None,

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from convert.errors import ConvertError, UsageError, printable, quoted
+from convert.cli import complete
+from convert.errors import ConvertError, InputError, UsageError, printable, quoted
 
 if TYPE_CHECKING:
     from convert.plan import Cast
@@ -16,23 +18,8 @@ if TYPE_CHECKING:
     from convert.report import Report
 
 _FORMAT, _WHAT, _LOSS, _OUTPUT, _SHOW = "Formats", "Which tensors", "What does not map", "Output", "Messages"
-_EXAMPLES = """
-Examples: convert in.npz out.safetensors | convert model.safetensors out.npz --compress | convert a.npy b.npy all.npz |
-convert weights/ all.safetensors | convert in.npz folder/ | convert a.npz a.npz --compress
-"""
-
-
-def _formats() -> list[str]:
-    from convert.formats import BUILT_IN
-
-    return [row.name for row in BUILT_IN]
-
-
-def policies() -> list[str]:
-    """What can follow `--policy`, for completion."""
-    from convert.policy import KINDS, PRESETS, actions_of
-
-    return [*PRESETS, *(f"{kind.name}={action}" for kind in KINDS for action in actions_of(kind.name))]
+COMMANDS = ("batch", "check", "diff", "formats", "ls", "policies")
+"""All the others, for those who misspell one."""
 
 
 def run(
@@ -50,7 +37,7 @@ def run(
             metavar="FORMAT",
             help="Format of the source; default: by content.",
             rich_help_panel=_FORMAT,
-            autocompletion=_formats,
+            autocompletion=complete.formats,
         ),
     ] = None,
     to: Annotated[
@@ -60,7 +47,7 @@ def run(
             metavar="FORMAT",
             help="Format of the target; default: by suffix.",
             rich_help_panel=_FORMAT,
-            autocompletion=_formats,
+            autocompletion=complete.formats,
         ),
     ] = None,
     compress: Annotated[
@@ -112,11 +99,23 @@ def run(
     ] = None,
     include: Annotated[
         list[str] | None,
-        typer.Option("--include", metavar="GLOB", help="Take only these; repeatable.", rich_help_panel=_WHAT),
+        typer.Option(
+            "--include",
+            metavar="GLOB",
+            help="Take only these; repeatable.",
+            rich_help_panel=_WHAT,
+            autocompletion=complete.tensor_names,
+        ),
     ] = None,
     exclude: Annotated[
         list[str] | None,
-        typer.Option("--exclude", metavar="GLOB", help="Leave these out; repeatable.", rich_help_panel=_WHAT),
+        typer.Option(
+            "--exclude",
+            metavar="GLOB",
+            help="Leave these out; repeatable.",
+            rich_help_panel=_WHAT,
+            autocompletion=complete.tensor_names,
+        ),
     ] = None,
     rename: Annotated[
         list[str] | None,
@@ -130,6 +129,7 @@ def run(
             "--cast",
             metavar="[GLOB:]FROM=TO",
             rich_help_panel=_WHAT,
+            autocompletion=complete.casts,
             help="Change a dtype, float32=bfloat16 for one; to nearest even. Repeatable.",
         ),
     ] = None,
@@ -155,7 +155,7 @@ def run(
             "--policy",
             metavar="[GLOB:]KIND=ACTION",
             rich_help_panel=_LOSS,
-            autocompletion=policies,
+            autocompletion=complete.policies,
             help="What becomes of what the target cannot hold; or strict, lossless, lossy. convert policies lists all.",
         ),
     ] = None,
@@ -220,6 +220,7 @@ def run(
                 limits=take_limits(limits),
             )
     except ConvertError as err:
+        _meant_a_command(err, paths[0])
         if json:
             write_json(error_object(err))
         raise
@@ -233,7 +234,13 @@ def run(
     return 0
 
 
-run.__doc__ = (run.__doc__ or "") + "\n" + _EXAMPLES
+def _meant_a_command(err: ConvertError, first: str) -> None:
+    """Where the first word is no file but almost a command, say so."""
+    import difflib
+
+    close = difflib.get_close_matches(first, COMMANDS, 1, 0.7) if first.isalpha() else []
+    if close and isinstance(err, (InputError, UsageError)) and not os.path.lexists(first):
+        err.hint = f"did you mean convert {close[0]}? convert --help lists all commands"
 
 
 def pair(option: str, text: str, form: str) -> tuple[str, str]:

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from convert.cli.job import policies
+from convert.cli import complete
 from convert.errors import printable
 
 if TYPE_CHECKING:
@@ -46,11 +46,23 @@ def ls(
     ] = None,
     include: Annotated[
         list[str] | None,
-        typer.Option("--include", metavar="GLOB", help="List only these tensors; repeatable.", rich_help_panel=_WHAT),
+        typer.Option(
+            "--include",
+            metavar="GLOB",
+            help="List only these tensors; repeatable.",
+            rich_help_panel=_WHAT,
+            autocompletion=complete.tensor_names,
+        ),
     ] = None,
     exclude: Annotated[
         list[str] | None,
-        typer.Option("--exclude", metavar="GLOB", help="Leave these out; repeatable.", rich_help_panel=_WHAT),
+        typer.Option(
+            "--exclude",
+            metavar="GLOB",
+            help="Leave these out; repeatable.",
+            rich_help_panel=_WHAT,
+            autocompletion=complete.tensor_names,
+        ),
     ] = None,
     stats: Annotated[
         bool,
@@ -113,7 +125,7 @@ def show_policies(
             "--policy",
             metavar="[GLOB:]KIND=ACTION",
             help="Show what would be in force with this; repeatable.",
-            autocompletion=policies,
+            autocompletion=complete.policies,
         ),
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="As JSON.")] = False,

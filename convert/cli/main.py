@@ -9,7 +9,7 @@ import io
 import os
 import signal
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib import import_module
 from types import FrameType
 from typing import Annotated, Any
@@ -17,7 +17,8 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from convert.cli.plain import coerce_plainly
+from convert.cli.complete import WORDS, answered
+from convert.cli.plain import coerce_plainly, show_plainly
 from convert.errors import ConvertError, LimitError, OutputError
 from convert.version import __version__
 
@@ -26,6 +27,34 @@ _MAIN = "SOURCE"
 _GROUP_OPTIONS = ("--help", "-h", "--version", "--install-completion", "--show-completion")
 EXIT_BUG, EXIT_INTERRUPTED = 1, 130
 _SHOWN_PROBLEMS = 100
+
+
+EXAMPLES: dict[str, tuple[str, ...]] = {
+    _MAIN: (
+        "convert in.npz out.safetensors",
+        "convert in.safetensors out.npz --compress",
+        "convert a.npy b.npy all.npz",
+        "convert in.npz folder/",
+        "convert in.npz half.safetensors --cast float32=bfloat16",
+        "convert in.npz some.safetensors --include 'w*' --verify",
+        "convert in.npz out.safetensors --overwrite --dry-run",
+    ),
+    "ls": (
+        "convert ls in.npz",
+        "convert ls in.safetensors --tree --depth 2",
+        "convert ls in.npz --sort size --stats",
+        "convert ls . --html page.html",
+    ),
+    "batch": (
+        "convert batch src dst --to safetensors",
+        "convert batch src dst --to safetensors --dry-run",
+        "convert batch src packed --to npz --compress --copy-others",
+    ),
+    "check": ("convert check in.npz in.safetensors", "convert check src --headers", "convert check --explain NPZ-002"),
+    "diff": ("convert diff in.npz in.safetensors", "convert diff in.npz in.safetensors --rtol 1e-5 --include 'w*'"),
+    "policies": ("convert policies", "convert policies --policy lossless --json"),
+}
+"""Shown by --help; all are run by the tests, in a folder with in.npz, in.safetensors, a.npy, b.npy and src/."""
 
 
 class _StoppedError(Exception):
@@ -71,11 +100,29 @@ class _Group(TyperGroup):
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
         main = self.commands[_MAIN]
-        main.format_help(type(ctx)(main, info_name=ctx.info_name), formatter)
+        main.format_help(type(ctx)(main, info_name=ctx.info_name, help_option_names=[]), formatter)  # they come below
+        show_plainly(self.get_params(ctx))
         super().format_help(ctx, formatter)
 
 
-class _Main(TyperCommand):
+class _Command(TyperCommand):
+    """A command whose arguments are shown as they are typed, and read plainly."""
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        shown = [param.metavar for param in self.get_params(ctx) if param.param_type_name == "argument"]
+        return ["[OPTIONS]", *map(str, shown)]
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        show_plainly(self.get_params(ctx))
+        super().format_help(ctx, formatter)
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        ctx.meta[WORDS] = list(args)
+        coerce_plainly(self.get_params(ctx))
+        return super().parse_args(ctx, args)
+
+
+class _Main(_Command):
     """`--compress` takes a level if a number follows."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
@@ -90,7 +137,6 @@ class _Main(TyperCommand):
                 arg = f"--compress={DEFAULT_LEVEL}"
             given.append(arg)
         ctx.info_name = ctx.info_name if ctx.info_name != _MAIN else ""
-        coerce_plainly(self.get_params(ctx))
         return super().parse_args(ctx, given)
 
 
@@ -125,10 +171,18 @@ def _install() -> None:
     from convert.cli import job, listing
     from convert.cli.limits import with_limits
 
-    app.command(_MAIN, cls=_Main, hidden=True)(with_limits(job.run))
-    app.command("ls")(with_limits(listing.ls))
-    app.command("formats")(listing.show_formats)
-    app.command("policies")(listing.show_policies)
+    _add(_MAIN, with_limits(job.run), _Main)
+    _add("ls", with_limits(listing.ls))
+    _add("formats", listing.show_formats)
+    _add("policies", listing.show_policies)
+
+
+def _add(name: str, function: Callable[..., int], kind: type[_Command] = _Command) -> None:
+    """A command, with its examples below the first sentence of its help."""
+    text = "\n\n".join(
+        [function.__doc__ or "", *(["Examples:\n" + "\n".join(shown)] if (shown := EXAMPLES.get(name)) else [])]
+    )
+    app.command(name, cls=kind, hidden=name == _MAIN, help=text)(function)
 
 
 _LATE = ("batch", "check", "diff")
@@ -145,7 +199,7 @@ def _install_late(argv: list[str]) -> None:
 
             module = import_module(f"convert.cli.{name}")
             command = module.command() if name == "batch" else with_limits(getattr(module, name))
-            app.command(name, cls=_Main)(command)
+            _add(name, command, _Main if name == "batch" else _Command)
 
 
 def _terminated(_: int, __: FrameType | None) -> None:
@@ -172,7 +226,7 @@ def run(argv: list[str]) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")  # names may hold what the terminal's encoding lacks
     try:
-        result = app(argv, prog_name="convert", standalone_mode=False)
+        result = answered(lambda: app(argv, prog_name="convert", standalone_mode=False))
         sys.stdout.flush()
     except ConvertError as err:
         return fail(err)

@@ -30,6 +30,13 @@ class _Plain:
         return list(value) if get_origin(self._kind) is list else value
 
 
+def show_plainly(params: Iterable[Any]) -> None:
+    """Leave Python's types out of the help: a flag is no `<bool>`, a path no `<str>`."""
+    for param in params:
+        if param.metavar is None or param.param_type_name == "argument":
+            param.display_type_rich = lambda ctx: ""
+
+
 def coerce_plainly(params: Iterable[Any]) -> None:
     """Spare the parameters of a command their adapters where their types are plain."""
     for param in params:
