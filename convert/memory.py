@@ -147,15 +147,23 @@ def _origin(value: object, tensor: Tensor) -> Origin | None:
         return None
     if encoding == "bytes":
         fits = dtype.nbytes(count) == tensor.nbytes and tensor.dtype.kind in ("plain", "V1", "V2")
+        fits = fits and _is_shape_of(tensor.shape, origin, dtype.kind == "subbyte")
         # The bytes are taken as they lie, so they must lie as the original's would.
         fits = fits and (origin.shape == tensor.shape or not tensor.stored_fortran)
         fits = fits and (dtype.swap == tensor.dtype.swap or not tensor.stored_big)
     elif encoding == "unpack":
-        fits = dtype.kind == "subbyte" and tensor.dtype.name == "uint8" and count == tensor.count
+        fits = dtype.kind == "subbyte" and tensor.dtype.name == "uint8" and origin.shape == tensor.shape
     else:
         fits = dtype.kind in ("bfloat16", "float8", "subbyte") and tensor.dtype.name == "float32"
-        fits = fits and count == tensor.count and encoding == "float32"
+        fits = fits and origin.shape == tensor.shape and encoding == "float32"
     return origin if fits else None
+
+
+def _is_shape_of(encoded: tuple[int, ...], origin: Origin, packed: bool) -> bool:
+    """Whether bytes of the original's shape came to have this one: the same, or with an axis of an element's parts."""
+    if packed:
+        return encoded[:-1] == origin.shape[:-1] or len(encoded) == 1
+    return origin.shape in (encoded, encoded[:-1])
 
 
 def _json(value: object) -> bytes:
