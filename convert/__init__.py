@@ -38,6 +38,7 @@ if TYPE_CHECKING:
     )
     from convert.findings import Finding
     from convert.formats import Format
+    from convert.keywords import Options
     from convert.limits import Limits
     from convert.policy import Policy
     from convert.report import Report
@@ -66,6 +67,7 @@ _HOMES = {
     ),
     "findings": ("Finding",),
     "formats": ("Format",),
+    "keywords": ("Options",),
     "limits": ("Limits",),
     "policy": ("Policy",),
     "report": ("Report",),
@@ -88,6 +90,7 @@ __all__ = [
     "InputError",
     "LimitError",
     "Limits",
+    "Options",
     "OutputError",
     "Policy",
     "PolicyError",
@@ -112,14 +115,16 @@ __all__ = [
 ]
 
 
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'convert' has no attribute {name!r}")
-    from importlib import import_module
+if not TYPE_CHECKING:  # checkers know the names from above, and shall complain about others
 
-    value = getattr(import_module(f"convert.{_HOME[name]}"), name)
-    globals()[name] = value
-    return value
+    def __getattr__(name: str) -> Any:
+        if name not in _HOME:
+            raise AttributeError(f"module 'convert' has no attribute {name!r}")
+        from importlib import import_module
+
+        value = getattr(import_module(f"convert.{_HOME[name]}"), name)
+        globals()[name] = value
+        return value
 
 
 def __dir__() -> list[str]:

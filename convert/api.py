@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
 from convert import formats, options
 from convert.errors import CorruptError, InputError, LimitError, UsageError, quoted, without_secrets
@@ -23,6 +23,8 @@ from convert.writing import Settings, Spreading
 
 if TYPE_CHECKING:
     import numpy as np
+
+    from convert.keywords import Options
 
 Path = str | os.PathLike[str]
 _OPEN_FILES = 64
@@ -205,7 +207,7 @@ def load(
         return {tensor.name: tensor.numpy() for tensor in plan.tensors}
 
 
-def save(tensors: Mapping[str, Any], target: Path, *, separator: str = ".", **settings: Any) -> Report:
+def save(tensors: Mapping[str, Any], target: Path, *, separator: str = ".", **settings: Unpack[Options]) -> Report:
     """Write arrays to a file, exactly, whatever their memory layout.
 
     Args:
@@ -228,7 +230,9 @@ def save(tensors: Mapping[str, Any], target: Path, *, separator: str = ".", **se
     return convert_checkpoint(checkpoint, ["memory"], os.fspath(target), **settings)
 
 
-def convert_file(source: Path | Sequence[Path], target: Path, *, format: str | None = None, **settings: Any) -> Report:
+def convert_file(
+    source: Path | Sequence[Path], target: Path, *, format: str | None = None, **settings: Unpack[Options]
+) -> Report:
     """Convert a file, several files, or a folder of .npy files into one target.
 
     Args:

@@ -275,7 +275,7 @@ def test_the_public_names_are_those_of_the_package() -> None:
     """`dir` shows them, others are an AttributeError."""
     assert set(convert.__all__) <= set(dir(convert))
     with pytest.raises(AttributeError, match="no attribute 'convert_flie'"):
-        convert.convert_flie  # noqa: B018
+        convert.convert_flie  # type: ignore[attr-defined]  # noqa: B018
 
 
 # --- a format of a third party -----------------------------------------------------------------------------------

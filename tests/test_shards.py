@@ -93,7 +93,8 @@ def test_split_and_index_are_the_references(hub: Any, seed: int) -> None:
     names = list(dict.fromkeys(names))
     sizes = {name: draw.choice([0, 1, draw.randrange(64), draw.randrange(400)]) for name in names}
     tensors = {name: np.full(size, at, np.uint8) for at, (name, size) in enumerate(sizes.items())}
-    limit = draw.choice([1, 7, 64, 100, 399, 1000, "0.1KB", "1KB"])
+    limits: list[int | str] = [1, 7, 64, 100, 399, 1000, "0.1KB", "1KB"]
+    limit = draw.choice(limits)
     want = hub.split_state_dict_into_shards_factory(
         sizes, get_storage_size=lambda size: size, filename_pattern="m{suffix}.safetensors", max_shard_size=limit
     )

@@ -157,7 +157,7 @@ def test_files_of_every_kind(tmp_path: Path, name: str) -> None:
                 np.save(data := io.BytesIO(), stored)
                 archive.writestr(f"{key}.npy", data.getvalue())
     else:
-        wishes = {"order": "keep", "byteorder": "big"} if "safe" not in name else {}
+        wishes: Any = {"order": "keep", "byteorder": "big"} if "safe" not in name else {}
         convert.save(values, target, compress="deflated" in name or None, **wishes)
     with convert.open(target) as checkpoint:
         w, b = checkpoint["w"], checkpoint["b"]
