@@ -63,6 +63,16 @@ def archive(of: tuple[Member, ...], comment: bytes = b"", streamed: bool = False
     return bytes(out + directory + struct.pack("<4s4H2LH", b"PK\x05\x06", 0, 0, *tail) + comment[:0xFFFF])
 
 
+def with_zip64_end(data: bytes) -> bytes:
+    """The archive with a zip64 end record and its locator, to which the plain end record points."""
+    at = data.rindex(b"PK\x05\x06")
+    _, _, _, _, count, size, begin, _ = struct.unpack_from("<4s4H2LH", data, at)
+    large = struct.pack("<4sQ2H2L4Q", b"PK\x06\x06", 44, 45, 45, 0, 0, count, count, size, begin)
+    locator = struct.pack("<4sLQL", b"PK\x06\x07", 0, at, 1)
+    full = struct.pack("<4s4H2L", b"PK\x05\x06", 0, 0, 0xFFFF, 0xFFFF, 0xFFFFFFFF, 0xFFFFFFFF)
+    return data[:at] + large + locator + full + data[at + 20 :]
+
+
 def _packed(member: Member) -> bytes:
     if member.method == 8:
         stream = zlib.compressobj(6, wbits=-15)

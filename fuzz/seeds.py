@@ -9,6 +9,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from fuzz.archives import with_zip64_end
 from fuzz.body import CHOICES
 from fuzz.fields import SUFFIXES
 
@@ -27,7 +28,7 @@ class Seed(NamedTuple):
 
 @cache
 def seeds(most_bytes: int = 1 << 16) -> tuple[Seed, ...]:
-    """All that are not larger than `most_bytes`, the small ones first; with an index and pickles besides."""
+    """All that are not larger than `most_bytes`, the small ones first; with an index, pickles and a zip64 archive."""
     found = []
     for folder in FOLDERS:
         for path in sorted(folder.iterdir()):
@@ -37,7 +38,8 @@ def seeds(most_bytes: int = 1 << 16) -> tuple[Seed, ...]:
     index = (
         b'{"metadata": {"total_size": 24}, "weight_map": {"w": "w-00001-of-00001.safetensors", "b": "x.safetensors"}}'
     )
-    found += [Seed("index", SUFFIXES[-1], index), *_pickles()]
+    small = next(seed for seed in found if seed.name == "small.npz")
+    found += [Seed("index", SUFFIXES[-1], index), Seed("zip64", ".npz", with_zip64_end(small.data)), *_pickles()]
     return tuple(sorted(found, key=lambda seed: (len(seed.data), seed.name)))
 
 

@@ -291,6 +291,16 @@ def test_every_field_of_a_format_is_found(suffix: str) -> None:
     )
 
 
+def test_an_archive_with_a_zip64_end_is_one(tmp_path: Path) -> None:
+    """zipfile and the product find the same members through it."""
+    (seed,) = [seed for seed in SEEDS if seed.name == "zip64"]
+    with zipfile.ZipFile(io.BytesIO(seed.data)) as archive:
+        names = archive.namelist()
+    assert names
+    (tmp_path / "w.npz").write_bytes(seed.data)
+    assert [f"{name}.npy" for name in convert.load(tmp_path / "w.npz")] == names
+
+
 def test_archives_made_anew_are_archives() -> None:
     """What is not meant to be wrong is right: zipfile reads them."""
     made = 0
