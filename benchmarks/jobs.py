@@ -151,6 +151,7 @@ JOBS: tuple[Job, ...] = (
         "big-endian.npz",
         "out.safetensors",
         (Peer("little-endian", ("convert", "tensors.npz", OUT), 1.15, inputs=("tensors.npz",)),),
+        repeat=2,
     ),
     _stored("tensors.safetensors", "safetensors", "out.safetensors", "safetensors"),
     _stored("tensors.safetensors", "safetensors", "out.npz", "npz", _MLX_NPZ),
