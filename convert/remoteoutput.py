@@ -146,10 +146,7 @@ class RemoteOutput:
         fs = self._place.fs
         self._is_begun = True
         if not remote.is_store(self._place):
-            file = fs.open(self._path, "wb", block_size=self._part_bytes)
-            if hasattr(file, "set_pipelined"):  # SFTP: or each packet would wait for its answer
-                file.set_pipelined(True)
-            return file
+            return fs.open(self._path, "wb", block_size=self._part_bytes)
         file = fs.open(self._path, "wb", block_size=self._part_bytes, autocommit=False)
         with contextlib.suppress(ValueError):  # fsspec would keep it for the end of a transaction
             fs.transaction.files.remove(file)

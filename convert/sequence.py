@@ -113,7 +113,10 @@ class InOrder:
             return piece
         count = piece.end - piece.begin
         if len(buffer) < count:
-            buffer.extend(bytes(count - len(buffer)))
+            try:
+                buffer.extend(bytes(count - len(buffer)))
+            except BufferError:  # the traceback of a problem, which is kept, may lead to a piece of this buffer
+                buffer = bytearray(count)
         room = memoryview(buffer)[:count]
         if piece.room is not None:
             room[:] = piece.room
