@@ -66,7 +66,8 @@ def diff(
         atol: Absolute tolerance.
         ignore_dtype: Compare numbers of different types by their values alone.
         metadata: Whether differences of the metadata count; they are reported in any case.
-        include, exclude: Globs of tensor names; names in A are those after `rename`.
+        include: Globs of tensors to compare.
+        exclude: Globs of tensor names; names in A are those after `rename`.
         rename: Pairs of regular expression and replacement, applied to the names in A.
         policy: As given to the conversion that made B from A: what it says is done to both sides first.
         limits: What is accepted before a file is refused.

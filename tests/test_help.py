@@ -1,4 +1,4 @@
-"""Help that helps: examples that work, words for slips, any width of terminal, pipes, no colours for those who object."""
+"""Help that helps: examples that work, words for slips, any width of terminal, pipes, no colours where unwanted."""
 
 from __future__ import annotations
 
