@@ -32,7 +32,7 @@ from convert.batchtree import (
     folds_names,
     read_tree,
 )
-from convert.errors import ConvertError, PolicyError, UsageError
+from convert.errors import ConvertError, PolicyError, UsageError, without_secrets
 from convert.files import is_url, local_path, unwritable
 from convert.progress import Callback
 from convert.threads import MAX_JOBS, default_jobs
@@ -114,7 +114,9 @@ def convert_folder(
     check_places(source, target, rules)
     tree = read_tree(source, row, rules, copy_others=copy_others)
     tree.items = check_collisions(tree.items, target, folds=dry_run and folds_names(target, probe=False))
-    report = BatchReport(source, target, to, notes=list(tree.notes), plan=tree.items, dry_run=dry_run)
+    report = BatchReport(
+        without_secrets(source), without_secrets(target), to, notes=list(tree.notes), plan=tree.items, dry_run=dry_run
+    )
     if not is_url(target):
         report.free_bytes = shutil.disk_usage(existing(target)).free
     if dry_run:

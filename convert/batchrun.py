@@ -18,7 +18,7 @@ from convert.batchlog import Journal, Lines, Run, sweep
 from convert.batchpool import Alone, Crew, Hands, WorkerDiedError, failed, workers
 from convert.batchtree import Item, Tree
 from convert.batchwork import StoppedError, do_file
-from convert.errors import ConvertError, OutputError
+from convert.errors import ConvertError, OutputError, without_secrets
 from convert.files import is_url
 from convert.progress import Callback
 
@@ -151,7 +151,7 @@ class Batch:
                 sweep(order.dst, self._journal.begun.values())
             self._lines = Lines(order.dst) if far is None else far.RemoteLines(order.dst)
             stack.callback(self._lines.close)
-            self._report.report_path = self._lines.path
+            self._report.report_path = without_secrets(self._lines.path)
             for path, err in tree.failures:
                 self._finish(unreachable(path, err))
             jobs = self._open_jobs(tree.items)

@@ -47,7 +47,7 @@ _KEYS = {
     "gs": "run gcloud auth application-default login, or set GOOGLE_APPLICATION_CREDENTIALS; FSSPEC_GS_TOKEN=anon for "
     "a public bucket",
     "hf": "run hf auth login, or set HF_TOKEN",
-    "sftp": "put the key into ~/.ssh, or the name and password into the URL: sftp://NAME:PASSWORD@HOST/PATH",
+    "sftp": "put the key into ~/.ssh, or the name and password into the URL, NAME:PASSWORD@ before the host",
 }
 _KEYS |= {"s3a": _KEYS["s3"], "gcs": _KEYS["gs"], "ssh": _KEYS["sftp"]}
 
@@ -320,7 +320,7 @@ def files_below(folder: str, *, required: bool = True) -> list[tuple[str, str, d
     if place.is_web:
         hint = "give the address of a file, or of the index of shards"
         raise InputError("web servers have no folders that could be listed", path=folder, hint=hint)
-    root = place.path.rstrip("/")
+    root = place.path.rstrip("/") or place.path
 
     def ask() -> dict[str, dict[str, Any]]:
         with place.alone:

@@ -7,6 +7,7 @@ import io
 import itertools
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -728,6 +729,11 @@ def test_sftp_both_ways(tmp_path: Path) -> None:
         convert.save(arrays(), f"{base}/a.npz")
         report = convert.convert_file(f"{base}/a.npz", f"{base}/b.safetensors", verify=True)
         assert "hidden" not in report.to_json()
+        batch = convert.convert_folder(f"{base}/", f"{base}/out", to="npy", include=["b.*"], exclude=["out"])
+        assert batch.report_path is not None
+        assert "hidden" not in json.dumps(batch.to_dict())
+        assert batch.failures[0].problems[0]["kind"] == "OutputError"
+        shutil.rmtree(root / "out")
         assert plain(convert.load(f"{base}/b.safetensors")) == plain(arrays())
         with pytest.raises(convert.TargetExistsError) as caught:
             convert.save(arrays(), f"{base}/a.npz")
