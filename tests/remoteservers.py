@@ -70,8 +70,8 @@ class Web:
         ranges: Whether ranges are served; else every body is the whole file.
         lengths: Whether bodies are announced with their length.
         etags: Whether files have one, of their content's size and time.
-        faults: Called with number of the request (from 1), method and path: a status to answer with, the number of
-            bytes of the body after which the connection is cut, or None.
+        faults: Called with number of the request (from 1), method and path: 'status' to answer with, number of
+            bytes of the body after which the connection is 'cut' or to which a well-formed body is 'short', or None.
         requests: Method, path and range of each.
         sent: Bytes of bodies sent.
     """
@@ -126,6 +126,8 @@ def web_server(root: Path) -> Iterator[Web]:
                 first, _, last = wanted.removeprefix("bytes=").partition("-")
                 begin, end = int(first), min(int(last) + 1 if last else size, size)
             body = content[begin:end]
+            if fault is not None and fault[0] == "short":
+                body, fault = body[: fault[1]], None
             self.send_response(206 if is_range else 200)
             if is_range:
                 self.send_header("Content-Range", f"bytes {begin}-{end - 1}/{size}")

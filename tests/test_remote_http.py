@@ -123,6 +123,16 @@ def test_what_does_not_pass_is_an_error(web: Web, tmp_path: Path, fault: tuple[s
     assert gets <= (1 if fault[1] in (401, 403, 404) else 4)
 
 
+def test_short_bodies_are_not_taken_for_whole(web: Web, tmp_path: Path) -> None:
+    """A range that is answered in good form, but with fewer bytes, is asked for again, and then an error."""
+    web.faults = lambda number, method, path: ("short", 100) if method == "GET" and number % 2 else None
+    assert converted(web, "large.npy", tmp_path) == expected(web, "large.npy", tmp_path)
+    web.faults = lambda number, method, path: ("short", 100) if method == "GET" else None
+    with pytest.raises(convert.InputError, match="the server sent 100 bytes of"):
+        convert.convert_file(web.url + "large.npy", tmp_path / "out.npz")
+    assert not (tmp_path / "out.npz").exists()
+
+
 def test_a_failure_in_the_middle_ends_all_threads(web: Web, tmp_path: Path) -> None:
     """Not every piece of a tensor is tried for as long."""
     web.faults = lambda number, method, path: ("status", 503) if number > 4 else None
