@@ -90,7 +90,7 @@ def convert_folder(
         dry_run: Only plan.
         fsync: Force every file to the disk before it gets its name.
         jobs: Cores to use.
-        progress: Called with bytes done, bytes in all and a name; raise in it to stop.
+        progress: Called with bytes done, bytes in all and the files in flight; raise in it to stop.
         on_file: Called with the report of each file.
         **options: Those of `convert_file` that decide what is written: policy, compress, cast, rename, metadata,
             byteorder, order, align, cast_overflow, max_shard_size, verify, limits.

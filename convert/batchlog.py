@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 from convert.batchfiles import Stamp
 from convert.batchtree import STATE
 from convert.files import BINARY, is_url, real_path, unwritable
-from convert.locks import lock as lock
+from convert.locks import is_named, lock
 
 _PATIENCE_SECONDS = 10.0
 
@@ -212,7 +212,7 @@ def claim(state: str, key: str, *, wait: bool) -> Iterator[bool]:
         while True:
             fd = os.open(path, os.O_RDWR | os.O_CREAT | BINARY, 0o666)
             held = lock(fd, wait=wait)
-            if not held or _is_named(fd, path):
+            if not held or is_named(fd, path):
                 break
             os.close(fd)  # its last holder has removed it meanwhile
     except OSError as err:
@@ -227,13 +227,6 @@ def claim(state: str, key: str, *, wait: bool) -> Iterator[bool]:
         if held and os.name == "nt":
             with contextlib.suppress(OSError):
                 os.unlink(path)
-
-
-def _is_named(fd: int, path: str) -> bool:
-    try:
-        return os.path.samestat(os.fstat(fd), os.stat(path))
-    except OSError:
-        return False
 
 
 def run_name() -> str:

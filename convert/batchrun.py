@@ -126,6 +126,7 @@ class Batch:
         self._on_file = on_file
         self._later: list[Job] = []
         self._settled_bytes = 0
+        self._flying: dict[str, None] = {}
         self._total_bytes = 0
         self._cancelled: Exception | None = None
         self._hands: Hands | None = None
@@ -305,6 +306,7 @@ class Batch:
         if self._hands is not None:  # a worker may die after it has written a target, and another find it there
             made = [replace(job, fresh=job.fresh or not self._is_there(job)) for job in made]
         self._journal.begin((job.item.source, job.item.target) for job in made)
+        self._flying.update((job.item.source, None) for job in made)
         return made
 
     def _is_there(self, job: Job) -> bool:
@@ -314,15 +316,15 @@ class Batch:
 
     def _settle(self, job: Job, report: FileReport) -> None:
         """Take in a file's report."""
+        self._flying.pop(job.item.source, None)
         if report.status == "stopped":
             return
         if report.status == "busy" or self._is_news(job, report):
             self._later.append(job)
             return
         if report.status == "failed":
-            if report.exit_status in (2, 3, 4) and not (
-                job.begun or job.fresh
-            ):  # else the target may have got its name
+            told = job.begun or job.fresh  # then the target may have got its name
+            if report.exit_status in (2, 3, 4) and not told:
                 self._journal.failed(job.item.source)
         elif report.entry is not None:
             self._journal.done(job.item.source, report.entry, sync=self._order.delete_source)
@@ -331,7 +333,7 @@ class Batch:
         self._settled_bytes += job.item.stamp.size
         self._finish(report)
         if self._progress is not None:
-            self._progress(self._settled_bytes, self._total_bytes, report.source)
+            self._progress(self._settled_bytes, self._total_bytes, self._in_flight() or report.source)
 
     def _is_news(self, job: Job, report: FileReport) -> bool:
         """Whether the target was refused because it exists, and another run turns out to be who wrote it."""
@@ -368,6 +370,11 @@ class Batch:
         if self._on_file is not None:
             self._on_file(report)
 
+    def _in_flight(self) -> str:
+        """The first of the files that are being done, and how many others are."""
+        first, others = next(iter(self._flying), ""), len(self._flying) - 1
+        return f"{first} and {others} more" if others > 0 else first
+
     def _watch(self, job: Job) -> Callback:
         """Bytes of one file as bytes of the batch."""
         progress, size = self._progress, job.item.stamp.size
@@ -376,7 +383,7 @@ class Batch:
             if progress is None or not total:
                 return
             try:
-                progress(self._settled_bytes + size * min(done, total) // total, self._total_bytes, job.item.source)
+                progress(self._settled_bytes + size * min(done, total) // total, self._total_bytes, self._in_flight())
             except Exception as err:  # the caller wants to stop; for the file this is no failure
                 self._cancelled = err
                 raise StoppedError from err

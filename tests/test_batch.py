@@ -20,11 +20,12 @@ import convert
 from convert import batchrun, batchtree
 from convert.batch import convert_folder
 from convert.batchjob import FileReport
-from convert.batchlog import Journal, Run, claim, lock
+from convert.batchlog import Journal, Run, claim
 from convert.batchpool import Crew, workers
 from convert.batchrun import BatchReport
 from convert.batchwork import do_file as really_do
 from convert.cli.main import run
+from convert.locks import lock
 
 CASES = Path(__file__).resolve().parent / "cases" / "files"
 WANTED = {case["id"]: case for case in json.loads((CASES.parent / "cases.json").read_text("utf-8"))}
@@ -837,3 +838,22 @@ def test_options_of_the_main_job_are_those_of_batch(src: Path, dst: Path, capsys
     with convert.open(dst / "a.safetensors") as checkpoint:
         assert (list(checkpoint), checkpoint["v"].dtype.name) == (["v"], "float16")
         assert checkpoint.metadata == {"format": "pt"}
+
+
+def test_progress_names_the_files_in_flight(tmp_path: Path) -> None:
+    """With one process the file being done; with an executor the first of those handed over, and how many others."""
+    (tmp_path / "src").mkdir()
+    for name in "abc":
+        convert.save({"w": np.arange(8)}, tmp_path / f"src/{name}.npz")
+    told: list[str] = []
+    convert.convert_folder(
+        tmp_path / "src", tmp_path / "out", to="npy", jobs=1, progress=lambda done, total, names: told.append(names)
+    )
+    assert {name for name in told if "more" not in name} == {"a.npz", "b.npz", "c.npz"}
+    told.clear()
+    with ThreadPoolExecutor(1) as pool:
+        convert.convert_folder(
+            tmp_path / "src", tmp_path / "other", to="npy", executor=pool,
+            progress=lambda done, total, names: told.append(names),
+        )  # fmt: skip
+    assert told == ["b.npz and 1 more", "c.npz", "c.npz"]

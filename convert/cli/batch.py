@@ -212,10 +212,10 @@ class _Watcher:
         self._quiet = quiet
 
     def on(self, bar: Callback | None) -> Callback | None:
-        """The bar of the whole batch, with counts in the place of a tensor's name."""
+        """The bar of the whole batch, with counts and the files in flight in the place of a tensor's name."""
         if bar is None:
             return None
-        return lambda done, total, _: bar(done, total, f"{self.done} done, {self.failed} failed")
+        return lambda done, total, names: bar(done, total, f"{self.done} done, {self.failed} failed; {names[-40:]}")
 
     def file(self, report: FileReport) -> None:
         """A file has ended."""

@@ -316,7 +316,7 @@ class _Bar(AbstractContextManager["Callback | None"]):
     def _show(self, done: int, total: int, name: str) -> None:
         bar = self._bar
         bar.total = total
-        bar.set_postfix_str(printable(name)[-30:], refresh=False)
+        bar.set_postfix_str(printable(name)[-60:], refresh=False)
         bar.update(done - bar.n)
 
     def __exit__(self, *_: object) -> None:
