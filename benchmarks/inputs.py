@@ -92,7 +92,7 @@ def _bfloat16_safetensors(path: Path, divisor: int) -> None:
 
 
 def _weights_safetensors(path: Path, divisor: int) -> None:
-    save_file(layers(weights(64 * MIB // divisor), 16), path)
+    save_file(layers(weights(128 * MIB // divisor), 16), path)
 
 
 def _rounded_safetensors(path: Path, divisor: int) -> None:
