@@ -182,6 +182,22 @@ class WorkerDiedError(Exception):
 
 
 @contextmanager
+def _deaf() -> Iterator[None]:
+    """Processes started here never hear Ctrl-C, not even while they start; it is their parent's."""
+    import signal
+    import threading
+
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+@contextmanager
 def workers(count: int, run: str | None, crew: Crew) -> Iterator[Hands | None]:
     """Fresh processes that end with this one; None where none can be started.
 
@@ -195,7 +211,10 @@ def workers(count: int, run: str | None, crew: Crew) -> Iterator[Hands | None]:
     pool = ProcessPoolExecutor(count, mp_context=context, initializer=start_worker, initargs=(stop, run))
     try:
         try:
-            pool.submit(ready).result()
+            with _deaf():
+                answers = [pool.submit(ready) for _ in range(count)]
+            for answer in answers:
+                answer.result()
         except BrokenExecutor:
             yield None
             return

@@ -143,6 +143,8 @@ def web_server(root: Path) -> Iterator[Web]:
 
         def _send(self, body: bytes, cut: int) -> None:
             whole = cut >= len(body)
+            with web.lock:  # before it is sent, for then a client may look at once
+                web.sent += min(cut, len(body))
             try:
                 if web.lengths:
                     self.wfile.write(body[:cut])
@@ -152,8 +154,6 @@ def web_server(root: Path) -> Iterator[Web]:
                         self.wfile.write(f"{len(chunk):x}\r\n".encode() + chunk + b"\r\n")
                     if whole:
                         self.wfile.write(b"0\r\n\r\n")
-                with web.lock:
-                    web.sent += min(cut, len(body))
             except OSError:  # the client has seen enough
                 self.close_connection = True
             if not whole:
