@@ -37,7 +37,7 @@ def check_jobs(jobs: int | None) -> None:
 
 def check_align(align: int, row: Format) -> None:
     """A power of two that every format with an alignment can give."""
-    largest = 1 << 15
+    largest = 1 << 15  # npz pads in an extra field, whose length takes two bytes
     if align < 1 or align > largest or align & (align - 1):
         raise UsageError(f"the alignment must be a power of two from 1 to {largest} (found {align})")
     if align > 1 and not row.aligns:

@@ -23,8 +23,8 @@ from hypothesis import strategies as st
 import convert
 from convert import formats
 from convert.checking import all_rules
-from convert.cli.main import run
 from convert.findings import MAX_PER_RULE, Finding, Findings, Rule, apart
+from tests.program import Call
 
 from .strategies import SETTINGS, npy_bytes
 from .test_property import headers, mutated
@@ -854,20 +854,10 @@ def test_findings_count_what_they_do_not_keep() -> None:
 # --- the command -------------------------------------------------------------------------------------------------
 
 
-Call = Callable[..., tuple[int, str, str]]
-
-
 @pytest.fixture
-def call(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Call:
-    """The program, run in this process and in an empty folder."""
-    monkeypatch.chdir(tmp_path)
-
-    def go(*argv: str) -> tuple[int, str, str]:
-        capsys.readouterr()
-        status = run(["check", *argv])
-        return status, *capsys.readouterr()
-
-    return go
+def call(call: Call) -> Call:
+    """`convert check`."""
+    return lambda *argv: call("check", *argv)
 
 
 def test_clean_files(call: Call, tmp_path: Path) -> None:

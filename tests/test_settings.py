@@ -2,52 +2,21 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import os
-import signal
-from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
 
 import convert
-from convert.cli.main import run
 from convert.policy import BY_KIND
 from convert.settings import find_settings
+from tests.program import Call
 
 POSIX = os.name == "posix"
 DATES = np.array(["2026-11-29", "NaT"], "datetime64[D]")
-
-
-class Outcome(NamedTuple):
-    """What a run of the program did."""
-
-    status: int
-    out: str
-    err: str
-
-
-Call = Callable[..., Outcome]
-
-
-@pytest.fixture
-def call(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Call]:
-    """The program, run in this process and in an empty folder."""
-    monkeypatch.chdir(tmp_path)
-    handler, collects = signal.getsignal(signal.SIGTERM), gc.isenabled()
-
-    def go(*argv: object) -> Outcome:
-        capsys.readouterr()
-        status = run([str(arg) for arg in argv])
-        return Outcome(status, *capsys.readouterr())
-
-    yield go
-    signal.signal(signal.SIGTERM, handler)
-    if collects:
-        gc.enable()
 
 
 def in_force(call: Call, *argv: str) -> dict[str, tuple[str, str]]:

@@ -47,7 +47,6 @@ _DESCRIPTOR = struct.Struct("<4sL2Q")
 _FOLLOWS = 0x8
 """The flag of members whose sizes and checksum follow their data."""
 _MAX_NAME_BYTES = 0xFFFF
-MAX_ALIGN = 1 << 15
 _BLOCK_BYTES = 1 << 20
 _TOGETHER_BYTES = 128 << 10
 """Members smaller than this are deflated several at a time, so that threads need not meet for each."""

@@ -11,7 +11,9 @@ from typing import TYPE_CHECKING, Annotated, Any, Self
 import typer
 
 from convert.cli import job
+from convert.cli.shared import EXIT_INTERRUPTED
 from convert.errors import ConvertError, TargetExistsError, UsageError, printable
+from convert.shown import human
 
 if TYPE_CHECKING:
     from convert.batchjob import FileReport
@@ -22,7 +24,6 @@ if TYPE_CHECKING:
 _FILES, _RESUME = "Which files", "Care"
 _NOT_SHARED = ("paths", "source_format", "to", "include", "exclude", "fsync")
 """Options of the main job that batch has not, or has with another meaning; it takes all others over."""
-_EXIT_INTERRUPTED = 130
 _SHOWN = 50
 
 
@@ -145,7 +146,7 @@ def _run(src: str, dst: str, own: dict[str, Any], shared: dict[str, Any], page: 
     from convert.settings import find_settings
 
     shown = {name: shared.pop(name) for name in ("dry_run", "json", "quiet", "no_progress")}
-    watcher = _Watcher(page, json=shown["json"], quiet=shown["quiet"])
+    watcher = _Watcher(page, json=shown["json"])
     if own["executor"] is not None:
         gc.enable()  # a client of a cluster does make cycles
     try:
@@ -162,7 +163,7 @@ def _run(src: str, dst: str, own: dict[str, Any], shared: dict[str, Any], page: 
             )
     except KeyboardInterrupt:
         sys.stderr.write(f"interrupted; {watcher.done} done, the same command goes on from there\n")
-        return _EXIT_INTERRUPTED
+        return EXIT_INTERRUPTED
     except ConvertError as err:
         if shown["json"]:
             job.write_json(job.error_object(err))
@@ -204,12 +205,11 @@ def _options(shared: dict[str, Any], settings: Settings) -> dict[str, Any]:
 class _Watcher:
     """Says what happens while it happens: lines of JSON, failures, and the figures beside the bar."""
 
-    def __init__(self, page: _Page, *, json: bool, quiet: bool) -> None:
+    def __init__(self, page: _Page, *, json: bool) -> None:
         self._page = page
         self.done = self.failed = 0
         self.told = False
         self._json = json
-        self._quiet = quiet
 
     def on(self, bar: Callback | None) -> Callback | None:
         """The bar of the whole batch, with counts and the files in flight in the place of a tensor's name."""
@@ -247,7 +247,7 @@ def _tell(report: BatchReport, *, json: bool, quiet: bool, shown_before: bool) -
     elif report.dry_run:
         for item in report.plan:
             sys.stdout.write(
-                f"{printable(item.source)} -> {printable(item.target)}  {job.human(item.stamp.size)}"
+                f"{printable(item.source)} -> {printable(item.target)}  {human(item.stamp.size)}"
                 f"{'  copy' if item.copy else ''}\n"
             )
     lines = []
@@ -274,10 +274,10 @@ def _table(report: BatchReport) -> list[str]:
 
 def _summary(report: BatchReport) -> str:
     if report.dry_run:
-        free = "" if report.free_bytes is None else f", {job.human(report.free_bytes)} free"
-        room = f"{job.human(report.plan_bytes)} to read{free}"
+        free = "" if report.free_bytes is None else f", {human(report.free_bytes)} free"
+        room = f"{human(report.plan_bytes)} to read{free}"
         return f"would write {len(report.plan)} files to {printable(report.dst)}: {room}"
-    counts = [f"{report.done} done ({job.human(report.target_bytes)})"]
+    counts = [f"{report.done} done ({human(report.target_bytes)})"]
     counts += [f"{report.skipped} finished before"] if report.skipped else []
     counts += [f"{report.failed} failed"] if report.failed else []
     counts += [f"{report.stopped} not tried"] if report.stopped else []

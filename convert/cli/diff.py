@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from convert.cli import complete, job
+from convert.cli.shared import Exclude, Include, NoProgress, columns
 from convert.errors import ConvertError, UsageError, printable, quoted
+from convert.shown import human
 
 if TYPE_CHECKING:
     from convert.cli.table import Entry
@@ -20,8 +20,6 @@ EXIT_DIFFERENT = 6
 _WHAT, _ALIKE, _SHOW = "Which tensors", "What counts as the same", "Messages"
 _SHOWN = 50
 _SHOWN_CHARACTERS = 60
-_UNBOUNDED = 10_000
-"""Columns where there is no terminal, so that every tensor stays on its line."""
 
 
 def diff(
@@ -58,26 +56,8 @@ def diff(
             help="Do this to both sides first: what was given to the conversion that made B.",
         ),
     ] = None,
-    include: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--include",
-            metavar="GLOB",
-            help="Only these tensors; repeatable.",
-            rich_help_panel=_WHAT,
-            autocompletion=complete.tensor_names,
-        ),
-    ] = None,
-    exclude: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--exclude",
-            metavar="GLOB",
-            help="Not these tensors; repeatable.",
-            rich_help_panel=_WHAT,
-            autocompletion=complete.tensor_names,
-        ),
-    ] = None,
+    include: Include = None,
+    exclude: Exclude = None,
     rename: Annotated[
         list[str] | None,
         typer.Option(
@@ -90,7 +70,7 @@ def diff(
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Everything as JSON.", rich_help_panel=_SHOW)] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Only the exit status.", rich_help_panel=_SHOW)] = False,
-    no_progress: Annotated[bool, typer.Option("--no-progress", help="No progress bar.", rich_help_panel=_SHOW)] = False,
+    no_progress: NoProgress = False,
     **limits: Any,
 ) -> int:
     """Compare two checkpoints tensor by tensor. Exit status 0 if they are the same, 6 if not."""
@@ -165,10 +145,8 @@ def _cut(text: str) -> str:
 def _table(differences: list[Difference]) -> list[str]:
     from convert.cli.table import Column, laid_out
 
-    known = sys.stdout.isatty() or "COLUMNS" in os.environ
-    width = shutil.get_terminal_size().columns if known else _UNBOUNDED
-    columns = [Column("tensor"), Column("differs in"), Column("elements", right=True)]
-    return list(laid_out(columns, lambda: map(_entry, differences), width))
+    shown = [Column("tensor"), Column("differs in"), Column("elements", right=True)]
+    return list(laid_out(shown, lambda: map(_entry, differences), columns()))
 
 
 def _entry(difference: Difference) -> Entry:
@@ -219,7 +197,7 @@ def _short(value: float | int) -> str:
 
 def _summary(found: Comparison) -> str:
     paired = found.identical + len(found.tolerated)
-    size = job.human(found.nbytes)
+    size = human(found.nbytes)
     if found.same:
         tolerated = f", {len(found.tolerated)} of them not bit for bit{_worst(found)}" if found.tolerated else ""
         return f"same: {paired} tensor{'' if paired == 1 else 's'}, {size}{tolerated}"

@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from convert.cli import complete
+from convert.cli.shared import Exclude, Include, NoProgress
 from convert.errors import ConvertError, InputError, UsageError, printable, quoted
+from convert.shown import human
 
 if TYPE_CHECKING:
     from convert.plan import Cast
@@ -97,26 +99,8 @@ def run(
             help="Split a safetensors target into files of at most this size, 5GB or 500MiB for two, with an index.",
         ),
     ] = None,
-    include: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--include",
-            metavar="GLOB",
-            help="Take only these; repeatable.",
-            rich_help_panel=_WHAT,
-            autocompletion=complete.tensor_names,
-        ),
-    ] = None,
-    exclude: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--exclude",
-            metavar="GLOB",
-            help="Leave these out; repeatable.",
-            rich_help_panel=_WHAT,
-            autocompletion=complete.tensor_names,
-        ),
-    ] = None,
+    include: Include = None,
+    exclude: Exclude = None,
     rename: Annotated[
         list[str] | None,
         typer.Option(
@@ -178,7 +162,7 @@ def run(
     ] = None,
     json: Annotated[bool, typer.Option("--json", help="Report as JSON on stdout.", rich_help_panel=_SHOW)] = False,
     quiet: Annotated[bool, typer.Option("--quiet", help="Only errors.", rich_help_panel=_SHOW)] = False,
-    no_progress: Annotated[bool, typer.Option("--no-progress", help="No progress bar.", rich_help_panel=_SHOW)] = False,
+    no_progress: NoProgress = False,
     **limits: Any,
 ) -> int:
     """Convert tensor files: npy, npz and safetensors, each into each; exact or refused."""
@@ -321,18 +305,6 @@ class _Bar(AbstractContextManager["Callback | None"]):
 
     def __exit__(self, *_: object) -> None:
         self._bar.close()
-
-
-def human(count: int) -> str:
-    """Bytes for people."""
-    if count < 1024:
-        return f"{count} B"
-    size = float(count)
-    for unit in ("KiB", "MiB", "GiB", "TiB"):
-        size /= 1024
-        if size < 1024 or unit == "TiB":
-            break
-    return f"{size:.1f} {unit}"
 
 
 _SHOWN = 20

@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-import os
 import sys
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from convert.cli import complete
+from convert.cli.shared import Exclude, Include, NoProgress, columns
 from convert.errors import printable
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 _WHAT, _HOW = "What is shown", "How"
-_UNBOUNDED = 10_000
-"""Columns."""
 
 
 def ls(
@@ -44,26 +42,8 @@ def ls(
         int | None,
         typer.Option("--depth", metavar="N", help="Levels of the tree; implies --tree.", rich_help_panel=_WHAT),
     ] = None,
-    include: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--include",
-            metavar="GLOB",
-            help="List only these tensors; repeatable.",
-            rich_help_panel=_WHAT,
-            autocompletion=complete.tensor_names,
-        ),
-    ] = None,
-    exclude: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--exclude",
-            metavar="GLOB",
-            help="Leave these out; repeatable.",
-            rich_help_panel=_WHAT,
-            autocompletion=complete.tensor_names,
-        ),
-    ] = None,
+    include: Include = None,
+    exclude: Exclude = None,
     stats: Annotated[
         bool,
         typer.Option(
@@ -88,7 +68,7 @@ def ls(
             "--jobs", metavar="N", help="Threads for --stats; default: the cores there are.", rich_help_panel=_HOW
         ),
     ] = None,
-    no_progress: Annotated[bool, typer.Option("--no-progress", help="No progress bar.", rich_help_panel=_HOW)] = False,
+    no_progress: NoProgress = False,
     **limits: Any,
 ) -> int:
     """List names, dtypes, shapes, sizes, order, compression and metadata; data is read for --stats only."""
@@ -187,7 +167,6 @@ def _print_table(titles: tuple[str, ...], rows: list[tuple[Any, ...]]) -> int:
 
 
 def _console() -> Console:
-    """As wide as the terminal; in a pipe or file as wide as it takes, so that every name stays on its line."""
     from rich.console import Console
 
-    return Console(width=None if sys.stdout.isatty() or "COLUMNS" in os.environ else _UNBOUNDED)
+    return Console(width=columns())

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import shutil
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from convert.cli.job import error_object, progress_bar, write_json
+from convert.cli.shared import columns
 from convert.errors import ConvertError, InputError, UsageError, gather, printable, without_secrets
 from convert.inventory import SORTS, Inventory, Row, take_inventory
 from convert.shown import counted, human, number, shape_text
@@ -25,8 +25,6 @@ _TREE: tuple[tuple[Any, ...], ...] = (
     ("name",), ("tensors", True), ("size", True), ("dtype", False, True), ("shape", False, True),
 )  # fmt: skip
 """Columns: title, whether they stand right, whether they may go where room is scarce."""
-_UNBOUNDED = 10_000
-"""Columns where there is no terminal, so that every name stays on its line."""
 _SHOWN_CHARACTERS = 200
 _SHOWN_DTYPES = 8
 
@@ -181,7 +179,7 @@ def _print(found: Inventory, wanted: Wanted) -> None:
     from convert.cli.table import Column, laid_out, wrapped
     from convert.tree import grow, lines
 
-    width = shutil.get_terminal_size().columns if sys.stdout.isatty() or "COLUMNS" in os.environ else _UNBOUNDED
+    width = columns()
     _heading(wrapped([printable(found.path)], width))
     out = sys.stdout
     if wanted.tree:

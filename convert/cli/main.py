@@ -19,13 +19,13 @@ from typer.core import TyperCommand, TyperGroup
 
 from convert.cli.complete import WORDS, answered
 from convert.cli.plain import coerce_plainly, show_plainly
+from convert.cli.shared import EXIT_INTERRUPTED
 from convert.errors import ConvertError, LimitError, OutputError
 from convert.version import __version__
 
 _MAIN = "SOURCE"
 """Name of the hidden command that the main job is; never typed."""
 _GROUP_OPTIONS = ("--help", "-h", "--version", "--install-completion", "--show-completion")
-EXIT_BUG, EXIT_INTERRUPTED = 1, 130
 _SHOWN_PROBLEMS = 100
 
 

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import re
-import signal
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -19,43 +17,17 @@ from rich.cells import cell_len
 from safetensors.numpy import save_file
 
 import convert
-from convert.cli.main import run
 from convert.cli.table import Column, Entry, laid_out, sparkline, wrapped
 from convert.tree import MAX_DEPTH, Leaf, grow, largest, lines, natural, unfolded
+from tests.program import Call
 from tests.remoteservers import web_server
 
 
-class Outcome(NamedTuple):
-    """What a run of the program did."""
-
-    status: int
-    out: str
-    err: str
-
-    def rows(self) -> list[list[str]]:
-        """Cells of each line: what two spaces separate."""
-        return [re.split(r"\s{2,}", line.strip()) for line in self.out.splitlines()]
-
-
-Call = Callable[..., Outcome]
-
-
 @pytest.fixture
-def call(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Call]:
-    """`convert ls`, run in this process and in an empty folder."""
-    monkeypatch.chdir(tmp_path)
+def call(call: Call, monkeypatch: pytest.MonkeyPatch) -> Call:
+    """`convert ls`, as wide as it takes."""
     monkeypatch.delenv("COLUMNS", raising=False)
-    handler, collects = signal.getsignal(signal.SIGTERM), gc.isenabled()
-
-    def go(*argv: object) -> Outcome:
-        capsys.readouterr()
-        status = run(["ls", *map(str, argv)])
-        return Outcome(status, *capsys.readouterr())
-
-    yield go
-    signal.signal(signal.SIGTERM, handler)
-    if collects:
-        gc.enable()
+    return lambda *argv: call("ls", *argv)
 
 
 def model(path: str, layers: int = 12) -> None:

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import gc
 import json
 import os
 import re
 import shlex
 import shutil
-import signal
 import struct
 import subprocess
 import sys
 import zipfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from io import BytesIO
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -23,43 +21,15 @@ import numpy as np
 import pytest
 
 import convert
-from convert.cli.main import run
 from convert.policy import KINDS, PRESETS, actions_of
 from convert.version import __version__
+from tests.program import Call
 
 from .. import oracle
 
 POSIX = os.name == "posix"
 SCRIPTS = Path(sys.executable).parent
 ANSI = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]")
-
-
-class Outcome(NamedTuple):
-    """What a run of the program did."""
-
-    status: int
-    out: str
-    err: str
-
-
-Call = Callable[..., Outcome]
-
-
-@pytest.fixture
-def call(capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Call]:
-    """The program, run in this process and in an empty folder."""
-    monkeypatch.chdir(tmp_path)
-    handler, collects = signal.getsignal(signal.SIGTERM), gc.isenabled()
-
-    def go(*argv: object) -> Outcome:
-        capsys.readouterr()
-        status = run([str(arg) for arg in argv])
-        return Outcome(status, *capsys.readouterr())
-
-    yield go
-    signal.signal(signal.SIGTERM, handler)
-    if collects:
-        gc.enable()
 
 
 def driver(code: str = "") -> list[str]:
