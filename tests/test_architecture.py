@@ -187,9 +187,9 @@ def test_the_version_loads_next_to_nothing(tmp_path: Path) -> None:
 
 COPYING = (
     "api", "cli", "cli.complete", "cli.job", "cli.limits", "cli.listing", "cli.main", "cli.plain", "cli.shared",
-    "codec", "dtypes", "encodings", "errors", "files", "formats", "jsontext", "limits", "locks", "memory", "options", "output",
-    "outputfolder", "plan", "policy", "progress", "records", "report", "settings", "shown", "steps", "tensor",
-    "threads", "transfer", "version", "writing",
+    "codec", "dtypes", "encodings", "errors", "files", "formats", "jsontext", "limits", "locks", "memory",
+    "options", "output", "outputfolder", "plan", "policy", "progress", "records", "report", "settings", "shown",
+    "steps", "tensor", "threads", "transfer", "version", "writing",
 )  # fmt: skip
 """All that a plain copy may load of the core."""
 
