@@ -43,3 +43,18 @@ def parse_json(text: str, what: str, limits: Limits, hook: Callable[[list[tuple[
 
 def _no_constant(name: str) -> NoReturn:
     raise ValueError(f"{name} is no JSON")
+
+
+def kind_of(value: object) -> str:
+    """What JSON calls a value that was parsed."""
+    names = {dict: "an object", list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
+    return names.get(type(value), "a number")
+
+
+def is_unicode(text: str) -> bool:
+    """Whether UTF-8 can hold it; JSON may spell half of a surrogate pair."""
+    try:
+        text.encode("utf-8")
+    except UnicodeEncodeError:
+        return False
+    return True

@@ -39,8 +39,8 @@ class _Piece:
         is_read: Whether they are there already.
         parts: What will be written, in order.
         problems: Why it cannot be.
-        crc_in, in_bytes: Checksum and length as stored.
-        crc_out, out_bytes: And as written.
+        crc_in: Checksum as stored.
+        crc_out, out_bytes: Checksum and length as written.
     """
 
     slots: list[Slot]

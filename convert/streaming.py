@@ -149,9 +149,12 @@ class _Straight:
         self._begun = begun
         self._settings = settings
         self._slots = list(begun.slots)
+        self._by_data: dict[int, list[Slot]] = {}
+        for slot in self._slots:
+            self._by_data.setdefault(id(slot.tensor.data), []).append(slot)
 
     def slots(self, tensor: Tensor) -> list[Slot]:
-        return [slot for slot in self._slots if slot.tensor.data is tensor.data]
+        return self._by_data.get(id(tensor.data), [])
 
     def count(self, nbytes: int, name: str) -> None:
         if self._settings.progress is not None:

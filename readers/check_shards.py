@@ -12,7 +12,7 @@ from typing import Any
 from convert.errors import InputError, LimitError, quoted
 from convert.files import Source, beside, names_beside, open_source
 from convert.findings import LIMITS, Findings, Rule
-from convert.jsontext import parse_json
+from convert.jsontext import is_unicode, parse_json
 from convert.limits import Limits
 from convert.memory import KEY
 from readers import check_safetensors
@@ -128,7 +128,7 @@ def _parsed(file: Source, findings: Findings, limits: Limits) -> tuple[str, dict
 def _is_safe(name: str, shard: object, findings: Findings) -> bool:
     if not isinstance(shard, str):
         findings.add(MAP, "weight_map must name a file", found=json.dumps(shard)[:60], tensor=name)
-    elif not _is_unicode(name) or not _is_unicode(shard):
+    elif not is_unicode(name) or not is_unicode(shard):
         findings.add(MAP, "weight_map is not valid Unicode: half of a surrogate pair", tensor=name)
     elif _UNSAFE.search(shard):
         expected = "the plain name of a file beside the index"
@@ -197,11 +197,3 @@ def _check_metadata(text: str, index: dict[str, Any], shards: dict[str, Found], 
     for key in sorted(keys):
         if len({each.get(key) for each in all_of_them}) > 1:
             findings.add(DIFFER, f"the shards' metadata differ in {quoted(key)}")
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True

@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 from convert.dtypes import BY_CODE
 from convert.errors import ConvertError, CorruptError, LimitError, UnsupportedError, quoted
 from convert.files import Source, open_source
-from convert.jsontext import parse_json
+from convert.jsontext import kind_of, parse_json
 from convert.limits import DEFAULT, Limits, exceeded
 from convert.memory import take_origins
 from convert.tensor import Checkpoint, Extent, Tensor
@@ -123,14 +123,15 @@ def _metadata(value: object) -> dict[str, str]:
     if isinstance(value, _Entry):
         value = value._asdict()
     if not isinstance(value, dict):
-        raise CorruptError(f"__metadata__ is reserved for an object of strings (found {_kind(value)})")
+        raise CorruptError(f"__metadata__ is reserved for an object of strings (found {kind_of(value)})")
     for key, text in value.items():
         if not isinstance(text, str):
             hint = None
             if key in ("dtype", "shape", "data_offsets"):
                 hint = "a tensor was saved under the reserved name; save it again under another"
             raise CorruptError(
-                f"__metadata__ is reserved for an object of strings (found {_kind(text)} for {quoted(key)})", hint=hint
+                f"__metadata__ is reserved for an object of strings (found {kind_of(text)} for {quoted(key)})",
+                hint=hint,
             )
     _check_unicode([*value, *value.values()])
     return value
@@ -203,7 +204,7 @@ def _tensor(name: str, entry: object, file: Source, data_begin: int, dimensions:
     dtype = BY_CODE.get(code) if type(code) is str else None
     if dtype is None:
         hint = f"codes are upper case: {code.upper()}" if type(code) is str and code.upper() in BY_CODE else None
-        shown = quoted(code) if type(code) is str else _kind(code)
+        shown = quoted(code) if type(code) is str else kind_of(code)
         raise UnsupportedError(f"unknown dtype {shown} (expected one of {', '.join(BY_CODE)})", hint=hint)
     if type(shape) is not list or type(offsets) is not list:
         raise CorruptError("shape and data_offsets must be arrays")
@@ -219,7 +220,7 @@ def _tensor(name: str, entry: object, file: Source, data_begin: int, dimensions:
             count *= size
     begin, end = offsets
     if type(begin) is not int or type(end) is not int:
-        raise CorruptError(f"data_offsets must be integers (found {_kind(begin)} and {_kind(end)})")
+        raise CorruptError(f"data_offsets must be integers (found {kind_of(begin)} and {kind_of(end)})")
     if begin < 0:
         raise CorruptError(f"negative offset {begin} in data_offsets")
     if begin > end:
@@ -237,7 +238,7 @@ def _tensor(name: str, entry: object, file: Source, data_begin: int, dimensions:
 def _entry(entry: object) -> _Entry:
     """The three values of an entry in an unusual form: other order, other fields besides."""
     if type(entry) is not dict:
-        raise CorruptError(f"the entry is not an object (found {_kind(entry)})")
+        raise CorruptError(f"the entry is not an object (found {kind_of(entry)})")
     try:
         return _Entry(*(entry[key] for key in _Entry._fields))
     except KeyError as err:
@@ -251,13 +252,8 @@ def _shown(value: object) -> str:
 
 
 def _number(value: object) -> str:
-    return (f"negative {value}" if value < 0 else _shown(value)) if type(value) is int else _kind(value)
+    return (f"negative {value}" if value < 0 else _shown(value)) if type(value) is int else kind_of(value)
 
 
 def _listed(entry: dict[str, Any]) -> str:
     return ", ".join(quoted(key) for key in list(entry)[:5]) or "none"
-
-
-def _kind(value: object) -> str:
-    names = {dict: "an object", list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
-    return names.get(type(value), "a number")

@@ -19,7 +19,7 @@ from typing import Any
 
 from convert.errors import ConvertError, CorruptError, gather, quoted
 from convert.files import Source, beside, name_part, names_beside, open_source
-from convert.jsontext import parse_json
+from convert.jsontext import is_unicode, kind_of, parse_json
 from convert.limits import DEFAULT, Limits, exceeded
 from convert.tensor import Checkpoint, Extent, Tensor
 from readers import safetensors
@@ -78,7 +78,7 @@ def _parse(index: Source, limits: Limits) -> dict[str, Any]:
     except ValueError as err:
         raise CorruptError(f"invalid JSON in the index: {err}", hint="download the index again") from err
     if not isinstance(found, dict):
-        raise CorruptError(f"the index is not a JSON object (found {_kind(found)})")
+        raise CorruptError(f"the index is not a JSON object (found {kind_of(found)})")
     return found
 
 
@@ -95,13 +95,13 @@ def _weight_map(index: dict[str, Any]) -> dict[str, str]:
     """Tensor -> shard; every entry proved to name a file beside the index."""
     weight_map = index.get("weight_map")
     if not isinstance(weight_map, dict):
-        what = _kind(weight_map) if "weight_map" in index else "none"
+        what = kind_of(weight_map) if "weight_map" in index else "none"
         raise CorruptError(f"the index must have an object weight_map (found {what})")
     problems: list[ConvertError] = []
     for name, shard in weight_map.items():
         if not isinstance(shard, str):
-            problems.append(CorruptError(f"weight_map must name a file (found {_kind(shard)})", tensor=name))
-        elif not _is_unicode(name) or not _is_unicode(shard):
+            problems.append(CorruptError(f"weight_map must name a file (found {kind_of(shard)})", tensor=name))
+        elif not is_unicode(name) or not is_unicode(shard):
             problems.append(CorruptError("weight_map is not valid Unicode (a lone surrogate)", tensor=name))
         elif _UNSAFE.search(shard):
             problems.append(
@@ -182,18 +182,3 @@ def _strays(index: str, shards: set[str]) -> list[str]:
     """Other safetensors files beside the index, which a user may take for a part of it."""
     there = names_beside(index)
     return [name for name in there if name.lower().endswith(".safetensors") and name not in shards and name[0] != "."]
-
-
-def _is_unicode(text: str) -> bool:
-    try:
-        text.encode("utf-8")
-    except UnicodeEncodeError:
-        return False
-    return True
-
-
-_KINDS: dict[type, str] = {dict: "an object", list: "an array", str: "a string", bool: "a boolean", type(None): "null"}
-
-
-def _kind(value: object) -> str:
-    return _KINDS.get(type(value), "a number")
