@@ -239,17 +239,18 @@ def main(arguments: Sequence[str]) -> int:
     parser.add_argument("--only", help="only mutants whose path or text contains this")
     wanted = parser.parse_args(arguments)
     chosen = [one for one in MUTANTS if not wanted.only or wanted.only in one.path + one.old][:: wanted.every]
+    killed = survivors = 0
     with ThreadPoolExecutor(wanted.jobs) as pool:
-        fates = list(pool.map(_fate, chosen))
-    survivors = 0
-    for mutant, fate in zip(chosen, fates, strict=True):
-        shown = f"{mutant.path}: {mutant.old.strip().splitlines()[0]}"
-        reason = EQUIVALENT.get(shown)
-        if fate == "killed" and reason is None:
-            continue
-        survivors += fate != "survived" or reason is None
-        print(f"{fate}: {shown} -> {mutant.new.strip() or '(nothing)'}{f' ({reason})' if reason else ''}")
-    print(f"{len(chosen)} mutants, {fates.count('killed')} killed, {survivors} without an answer")
+        for mutant, fate in zip(chosen, pool.map(_fate, chosen), strict=True):
+            shown = f"{mutant.path}: {mutant.old.strip().splitlines()[0]}"
+            reason = EQUIVALENT.get(shown)
+            killed += fate == "killed"
+            if fate == "killed" and reason is None:
+                continue
+            survivors += fate != "survived" or reason is None
+            why = f" ({reason})" if reason else ""
+            print(f"{fate}: {shown} -> {mutant.new.strip() or '(nothing)'}{why}", flush=True)
+    print(f"{len(chosen)} mutants, {killed} killed, {survivors} without an answer")
     return 1 if survivors else 0
 
 
