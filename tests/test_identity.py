@@ -239,3 +239,33 @@ def test_as_many_members_as_a_plain_zip_has_room_for(tmp_path: Path) -> None:
     assert b"PK\x06\x06" not in tail
     with convert.open(tmp_path / "a.npz") as checkpoint:
         assert len(checkpoint) == count
+
+
+def test_one_long_axis_is_said_to_be_c_order_whatever_the_source_says(tmp_path: Path) -> None:
+    """Such an array is both; np.save says C, and so does a kept order."""
+    array = np.asfortranarray(np.arange(5.0).reshape(5, 1))
+    expected = npy_bytes(array)
+    said = expected.replace(b"'fortran_order': False, ", b"'fortran_order': True,  ")
+    assert said != expected
+    (tmp_path / "in.npy").write_bytes(said)
+    convert.convert_file(tmp_path / "in.npy", tmp_path / "out.npy", order="keep")
+    assert (tmp_path / "out.npy").read_bytes() == expected
+
+
+def test_metadata_is_sorted(tmp_path: Path) -> None:
+    """Not as it happened to come, so that equal input gives equal bytes."""
+    tensors = {"w": np.zeros(2, np.uint8)}
+    for name, keys in (("one", "bac"), ("other", "cab")):
+        convert.save(tensors, tmp_path / f"{name}.safetensors", metadata=dict.fromkeys(keys, "x"))
+    data = (tmp_path / "one.safetensors").read_bytes()
+    assert data == (tmp_path / "other.safetensors").read_bytes()
+    assert b'"__metadata__":{"a":"x","b":"x","c":"x"}' in data
+
+
+def test_a_cast_may_come_out_big_endian(tmp_path: Path) -> None:
+    """The order is that of what is written, not of what was read."""
+    array = np.linspace(-3, 3, 1000, dtype=np.float32)
+    np.save(tmp_path / "in.npy", array)
+    convert.convert_file(tmp_path / "in.npy", tmp_path / "out.npy", cast=[("float32", "float16")], byteorder="big")
+    expected = array.astype(">f2")
+    assert (tmp_path / "out.npy").read_bytes() == npy_bytes(expected)

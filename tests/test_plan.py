@@ -14,7 +14,11 @@ import numpy.typing as npt
 import pytest
 
 import convert
-from convert.plan import Cast
+from convert.dtypes import BY_NAME
+from convert.files import MemoryFile
+from convert.plan import Cast, Wishes, make_plan
+from convert.tensor import Checkpoint, Extent, Tensor
+from writers import safetensors as safetensors_writer
 
 from . import oracle
 
@@ -543,3 +547,11 @@ def test_a_dry_run_reads_headers_only(tmp_path: Path, monkeypatch: pytest.Monkey
     )
     assert report.tensors[0].nbytes == 1 << 36
     assert read < 4096
+
+
+def test_a_sub_byte_tensor_that_ends_within_a_byte_is_refused() -> None:
+    """Readers of other formats may know such; safetensors has no padding for them."""
+    tensor = Tensor("w", BY_NAME["float4_e2m1fn"], (3,), Extent(MemoryFile(bytes(2)), 0, 2))
+    checkpoint = Checkpoint("in", "other", [tensor])
+    with pytest.raises(convert.PolicyError, match="3 elements of float4_e2m1fn do not fill whole bytes"):
+        make_plan(checkpoint, "out.safetensors", "safetensors", safetensors_writer, Wishes())

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import re
 import tracemalloc
 from pathlib import Path
@@ -393,3 +394,15 @@ def test_records_whose_fields_npy_cannot_describe_are_refused(tmp_path: Path) ->
             convert.save({"w": np.zeros(2, dtype)}, tmp_path / "w.npz")
         assert "repack_fields" in str(caught.value.hint)
         assert list(tmp_path.iterdir()) == []
+
+
+def test_the_header_of_version_1_is_latin_1(tmp_path: Path) -> None:
+    """And that of version 3 UTF-8; numpy writes the first where it can, for the name of a field."""
+    for name, version in (("é", 1), ("ŝ", 3)):
+        array = np.zeros(2, [(name, "<f4")])
+        path = tmp_path / f"{version}.npy"
+        with pytest.warns(UserWarning, match="format 3") if version == 3 else contextlib.nullcontext():
+            np.save(path, array)
+        assert path.read_bytes()[6] == version
+        with convert.open(path) as checkpoint:
+            assert [field.name for field in checkpoint.tensors[0].dtype.fields] == [name]
