@@ -6,7 +6,7 @@ all axes is its own inverse: to go from C to Fortran order, call everything here
 Three sizes of box, each cut from the one before:
 
 - a *tile* is read into memory at once; it is shaped so that contiguous runs are long in the file read and in the
-  file written, and it is the unit of work for a thread (tiles do not depend on each other);
+  file written, and tiles do not depend on each other;
 - a *strip* is a consecutive piece of the tile in C order, small enough to stay in the cache while it is turned,
   converted element by element and written;
 - a *block* is what one numpy copy turns, small enough that both sides of the copy stay in the innermost cache.
@@ -36,15 +36,16 @@ Transfer = Callable[[int, memoryview], object]
 # Measured by benchmarks of whole conversions, page cache warm: larger tiles make longer runs, hence fewer system calls,
 # but beyond this the gain is small for the memory; at half of this and less the calls begin to show.
 TILE_BYTES = 24 << 20
-# The turned bytes should still be in the second-level cache when they are converted and written.
-STRIP_BYTES = 1 << 20
+# The turned bytes should still be in the cache when they are converted and written.
+STRIP_BYTES = 2 << 20
 # A write costs more than a read of the same length (locks, page allocation), so runs written are longer than runs read,
 # by the square of this; more would make reads so short that a cold disk fetches each page several times.
 WRITE_RATIO = 4
 # Below this, slabs read so often that writing and reading a temporary file costs less, from cache and from disk.
 RUN_BYTES = 1 << 10
-# One numpy copy: both sides together stay in the second-level cache, and the lines it touches in the first.
-BLOCK_BYTES = 64 << 10
+# One numpy copy: both sides together stay in the second-level cache. Smaller blocks are as fast in one thread, but
+# between them several threads wait for Python's lock.
+BLOCK_BYTES = 128 << 10
 BLOCK_HEAD = 128
 # The system copies runs that begin at a multiple of a cache line faster. As a count of elements it fits every size.
 ALIGN = 64
@@ -139,25 +140,19 @@ class Turner:
             Boxes that follow each other in the C order of the tile, each with its bytes in C order, writable and valid
             until the next is asked for. The strips of all slabs, joined, are the tensor's bytes in C order.
         """
+        stored = self.load(read, shape, item_bytes, tile)
+        for strip in cut(tile, item_bytes, self._strip_bytes):
+            size = prod(strip.extent) * item_bytes
+            if self._turned.size < size:
+                self._turned = np.empty(size, np.uint8)
+            yield strip, turn(stored, tile, strip, self._turned.data)
+
+    def load(self, read: Transfer, shape: Sequence[int], item_bytes: int, tile: Tile) -> npt.NDArray[Any]:
+        """Read a tile; return it with the axes of the result, in the order of the file, valid until the next."""
         extent = tile.extent
         if not prod(extent) * item_bytes:
-            return
-        stored = self._load(read, squeezed(shape), item_bytes, tile)
-        strip_extent = _rows(extent, max(1, self._strip_bytes // item_bytes))
-        size = prod(strip_extent) * item_bytes
-        if self._turned.size < size:
-            self._turned = np.empty(size, np.uint8)
-        for strip in _cover(tile.begin, tile.end, strip_extent):
-            here = tuple(slice(b - o, e - o) for b, e, o in zip(strip.begin, strip.end, tile.begin, strict=True))
-            source = stored[here]
-            data = self._turned.data[: source.size * item_bytes]
-            _turn(source, np.ndarray(source.shape, source.dtype, data))
-            yield strip, data
-
-    def _load(self, read: Transfer, axes: tuple[int, ...], item_bytes: int, tile: Tile) -> npt.NDArray[Any]:
-        """Read a tile and return it with the axes of the result, in the order of the file."""
-        extent = tile.extent
-        run_bytes, offsets = _runs(axes[::-1], item_bytes, Tile(tile.begin[::-1], tile.end[::-1]))
+            return np.empty(extent, _dtype(item_bytes))
+        run_bytes, offsets = _runs(squeezed(shape)[::-1], item_bytes, Tile(tile.begin[::-1], tile.end[::-1]))
         count = prod(extent) * item_bytes // run_bytes
         pitch = run_bytes
         if count > 1 and run_bytes >= 512:
@@ -178,6 +173,32 @@ class Turner:
         return np.ndarray(extent, _dtype(item_bytes), view, strides=strides)
 
 
+def cut(tile: Tile, item_bytes: int, strip_bytes: int = STRIP_BYTES) -> Iterator[Tile]:
+    """The strips of a tile, in its C order, each of at most `strip_bytes` or one element; none if it has no bytes."""
+    extent = tile.extent
+    if prod(extent) * item_bytes:
+        yield from _cover(tile.begin, tile.end, _rows(extent, max(1, strip_bytes // item_bytes)))
+
+
+def turn(stored: npt.NDArray[Any], tile: Tile, strip: Tile, room: memoryview) -> memoryview:
+    """Turn one strip of a tile into `room`, which has its size at least; threads may share a tile.
+
+    Args:
+        stored: What `Turner.load` gave for the tile.
+        tile: That tile.
+        strip: One of `cut(tile, ...)`.
+        room: Writable bytes.
+
+    Returns:
+        The part of `room` with the strip's bytes in C order.
+    """
+    here = tuple(slice(b - o, e - o) for b, e, o in zip(strip.begin, strip.end, tile.begin, strict=True))
+    source = stored[here]
+    data = room[: source.size * source.itemsize]
+    _turn(source, np.ndarray(source.shape, source.dtype, data))
+    return data
+
+
 def write_tile(write: Transfer, shape: Sequence[int], item_bytes: int, tile: Tile, data: memoryview) -> None:
     """Write a tile or strip to its places in the result, in as few calls as it has contiguous runs.
 
@@ -188,12 +209,17 @@ def write_tile(write: Transfer, shape: Sequence[int], item_bytes: int, tile: Til
         tile: Where the data belongs.
         data: The tile's bytes in C order.
     """
-    if not data.nbytes:
-        return
-    view = data.cast("B")
-    run_bytes, offsets = _runs(squeezed(shape), item_bytes, tile)
-    for begin, offset in zip(range(0, len(view), run_bytes), offsets, strict=True):
-        write(offset, view[begin : begin + run_bytes])
+    for view, offset in runs(data, shape, item_bytes, tile):
+        write(offset, view)
+
+
+def runs(data: memoryview, shape: Sequence[int], item_bytes: int, tile: Tile) -> Iterator[tuple[memoryview, int]]:
+    """A tile's bytes in C order cut into the runs that are contiguous in the tensor, each with its offset there."""
+    if data.nbytes:
+        view = data.cast("B")
+        run_bytes, offsets = _runs(squeezed(shape), item_bytes, tile)
+        for begin, offset in zip(range(0, len(view), run_bytes), offsets, strict=True):
+            yield view[begin : begin + run_bytes], offset
 
 
 def _grow(extent: list[int], shape: Sequence[int], axes: Iterable[int], items: int) -> None:

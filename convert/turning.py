@@ -12,24 +12,34 @@ import os
 import threading
 from collections.abc import Callable, Iterator
 from functools import partial
-from math import lcm
-from typing import TYPE_CHECKING, TypeGuard, cast
+from math import lcm, prod
+from typing import TYPE_CHECKING, Any, TypeGuard, cast
 
 from convert.codec import crc32
+from convert.errors import InputError, PolicyError
 from convert.files import Spool
 from convert.steps import aligned, pipe_of
 from convert.tensor import Extent, Stream, Tensor
-from convert.threads import Work
+from convert.threads import Work, run
 from convert.transfer import CHUNK_BYTES, Slot, check_crc, stored_chunks
-from convert.transpose import TILE_BYTES, Tile, Turner, slabs, tiles, write_tile
+from convert.transpose import TILE_BYTES, Tile, Turner, cut, runs, slabs, tiles, turn, write_tile
 
 if TYPE_CHECKING:
+    import numpy.typing as npt
+
     from convert.output import OutputFile
 
-_TILES_BYTES = 48 << 20
-"""What the tiles of all threads together may hold; with numpy and the rest of the process it stays below 128 MiB."""
+_SHARED_BYTES = 64 << 20
+"""What a tile of a large tensor may hold; with numpy and the rest of the process it stays below 128 MiB."""
+_TURNERS = 4
+"""Threads that turn it; each holds a strip, and more would wait for the memory."""
+_SMALL_BYTES = 12 << 20
+"""What all threads together may hold of tensors that are one tile each."""
 
 _own = threading.local()
+
+_large = threading.Lock()
+"""Held while a large tensor is turned: one such tile is in memory at a time, and all threads turn that."""
 
 
 def _turner() -> Turner:
@@ -74,66 +84,96 @@ def turn_work(
 ) -> Iterator[Work]:
     """The pieces of work that put one tensor, turned, into its slot."""
     tensor = slot.tensor
-    job = _Turning(slot, finish, count)
-    if not isinstance(tensor.data, Extent) or getattr(tensor.data.file, "is_remote", False):
-        yield job.whole
-        return
-    boxes = partial(tiles, tensor.stored_shape, tensor.stored.item_bytes, min(TILE_BYTES, _TILES_BYTES // jobs))
-    job.left = sum(1 for _ in boxes()) + 1
-    yield job.checksum
-    for tile in boxes():
-        yield partial(job.tile, tile)
+    job = _Turning(slot, finish, count, jobs)
+    if isinstance(tensor.data, Extent) and not getattr(tensor.data.file, "is_remote", False):
+        job.left = 2
+        yield job.checksum
+        yield job.tiles
+    else:
+        yield job.spooled
 
 
 class _Turning:
-    """One tensor being turned into its slot by several threads."""
+    """One tensor being turned into its slot."""
 
-    def __init__(self, slot: Slot, finish: Callable[[Slot], None], count: Callable[[int, str], None]) -> None:
+    def __init__(
+        self, slot: Slot, finish: Callable[[Slot], None], count: Callable[[int, str], None], jobs: int
+    ) -> None:
         self._slot = slot
         self._finish = finish
         self._count = count
+        self._jobs = jobs
         self._pipe = pipe_of(slot.tensor)
         self._lock = threading.Lock()
-        self.left = 0
-
-    def tile(self, tile: Tile, _: memoryview) -> None:
-        self._put(tile, cast(Extent, self._slot.tensor.data))
-        self._done()
+        self.left = 1
 
     def checksum(self, _: memoryview) -> None:
         """Tiles are read out of order; the source's checksum has a pass of its own."""
         self._named(_verify, cast(Extent, self._slot.tensor.data))
         self._done()
 
-    def whole(self, _: memoryview) -> None:
+    def tiles(self, _: memoryview) -> None:
+        """All of it, from where it can be read at any offset."""
+        self._named(self._put, cast(Extent, self._slot.tensor.data))
+        self._done()
+
+    def spooled(self, _: memoryview) -> None:
         """A tensor that comes only in order, or from far away: through a spool beside the target."""
         tensor = self._slot.tensor
         with contextlib.ExitStack() as spools:
             data = _extent(tensor, os.path.dirname(os.path.abspath(self._slot.out.path)), spools)
             if data is tensor.data:
                 self._named(_verify, data)
-            for tile in tiles(tensor.stored_shape, tensor.stored.item_bytes):
-                self._put(tile, data)
-        self.left = 1
+            self._named(self._put, data)
         self._done()
 
-    def _put(self, tile: Tile, data: Extent) -> None:
+    def _put(self, data: Extent) -> None:
+        if data.nbytes <= _SMALL_BYTES // self._jobs:
+            self._put_small(data)
+        else:
+            self._put_large(data)
+
+    def _put_small(self, data: Extent) -> None:
+        """One read, so that threads with a tensor each do not wait for one another."""
+        shape, item_bytes = self._slot.tensor.stored_shape, self._slot.tensor.stored.item_bytes
+        for tile in tiles(shape, item_bytes):
+            for strip, view in _turner().strips(_reader(data), shape, item_bytes, tile):
+                self._write(strip, view)
+
+    def _put_large(self, data: Extent) -> None:
+        """One thread reads a tile, then all threads turn and write its strips.
+
+        A tile takes many thousand short reads. Python's lock is given up and taken for each, so two threads that read
+        wait for one another and are no faster than one; and one that only turns, meanwhile, waits for one that reads.
+        """
+        shape, item_bytes = self._slot.tensor.stored_shape, self._slot.tensor.stored.item_bytes
+        with _large:
+            turner = Turner()
+            for tile in tiles(shape, item_bytes, _SHARED_BYTES):
+                stored = turner.load(_reader(data), shape, item_bytes, tile)
+
+                def put(strip: Tile, _: memoryview, stored: npt.NDArray[Any] = stored, tile: Tile = tile) -> None:
+                    room = memoryview(bytearray(prod(strip.extent) * item_bytes))
+                    self._write(strip, turn(stored, tile, strip, room))
+
+                run((partial(put, strip) for strip in cut(tile, item_bytes)), min(self._jobs, _TURNERS))
+
+    def _write(self, strip: Tile, view: memoryview) -> None:
         slot, tensor, pipe = self._slot, self._slot.tensor, self._pipe
-        item_bytes = tensor.stored.item_bytes
-        out_bytes = pipe.out(item_bytes) if pipe.steps else item_bytes
-        begin = slot.offset
-
-        def write(offset: int, view: memoryview) -> None:
-            slot.out.write_at(begin + offset, view)
-
+        out_bytes = pipe.out(tensor.stored.item_bytes) if pipe.steps else tensor.stored.item_bytes
         try:
-            for strip, view in _turner().strips(_reader(data), tensor.stored_shape, item_bytes, tile):
-                content = memoryview(pipe.apply(view, 0)).cast("B")
-                write_tile(write, tensor.stored_shape, out_bytes, strip, content)
-                self._count(len(content), tensor.name)
-        except Exception as err:
-            _name(err, tensor)
+            content = memoryview(pipe.apply(view, 0)).cast("B")
+        except (InputError, PolicyError):
+            # Counted from the strip's first element; run by run, the one at fault is told by its place in the tensor.
+            for run_view, offset in runs(view, tensor.stored_shape, tensor.stored.item_bytes, strip):
+                pipe.apply(run_view, offset)
             raise
+
+        def write(offset: int, part: memoryview) -> None:
+            slot.out.write_at(slot.offset + offset, part)
+
+        write_tile(write, tensor.stored_shape, out_bytes, strip, content)
+        self._count(len(content), tensor.name)
 
     def _named(self, call: Callable[[Extent], None], data: Extent) -> None:
         try:
@@ -162,8 +202,6 @@ class _Turning:
 
 
 def _name(err: Exception, tensor: Tensor) -> None:
-    from convert.errors import InputError, PolicyError
-
     if isinstance(err, (InputError, PolicyError)):
         err.at(tensor.path, tensor.name)
 
