@@ -179,6 +179,13 @@ MUTANTS: tuple[Mutant, ...] = (
         "    return len(squeezed(shape)) <= 2\n",
         "tests/test_transpose.py",
     ),
+    Mutant(
+        "convert/turning.py",
+        "                pipe.apply(run_view, offset)\n",
+        "                pipe.apply(run_view, 0)\n",
+        "tests/test_turning.py",
+    ),
+    Mutant("convert/turning.py", "        job.left = 2\n", "        job.left = 1\n", "tests/test_turning.py"),
     Mutant("convert/steps.py", "        if tensor.big and tensor.dtype.swap > 1:\n", "        if False:\n", _MOVING),
     Mutant(
         "convert/steps.py",

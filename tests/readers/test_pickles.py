@@ -547,7 +547,7 @@ def attacks(marker: Path) -> dict[str, bytes]:
         "inst": box(b"(" + text(shell) + b"ios\nsystem\n"),
         "obj": box(b"(cos\nsystem\n" + text(shell) + b"o"),
         "stack global": box(short("os") + short("system") + b"\x93" + command + b"R"),
-        "dotted name": box(b"\x80\x04" + short("pathlib") + short("os.system") + b"\x93" + command + b"R"),
+        "dotted name": box(b"\x80\x04" + short("shutil") + short("os.system") + b"\x93" + command + b"R"),
         "newobj": box(b"cbuiltins\nlist\n" + tuple_(mapped) + b"R"),
         "function as class": box(RECONSTRUCT + tuple_(NDARRAY, b"cos\nsystem\n" + command + b"R", raw(b"b")) + b"R"),
     }
