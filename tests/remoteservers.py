@@ -7,6 +7,7 @@ import shutil
 import signal
 import socket
 import subprocess
+import sys
 import threading
 import time
 import urllib.error
@@ -17,7 +18,8 @@ from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
-RCLONE = shutil.which("rclone")
+RCLONE = shutil.which("rclone", path=os.path.dirname(sys.executable)) or shutil.which("rclone")
+"""A dependency of the tests; beside Python, whether or not that folder is in PATH."""
 KEY, SECRET = "testkey", "testsecret"
 _PATIENCE_SECONDS = 60.0
 """Against hanging only."""

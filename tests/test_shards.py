@@ -183,7 +183,7 @@ def test_shards_are_a_source_like_any_other(way: str) -> None:
 def test_each_shard_has_the_metadata_and_its_own_memory() -> None:
     """What was encoded comes back from the set, and from a shard alone; a string is in one shard only."""
     when, text = np.array(["2026-11-29"], "datetime64[D]"), np.array("hello")
-    tensors = {"a": when, "text": text, "b": when + 1, "c": np.zeros(3)}
+    tensors = {"a": when, "text": text, "b": when + np.timedelta64(1, "D"), "c": np.zeros(3)}
     policy = convert.Policy(datetime64="int64", str="metadata")
     convert.save(tensors, "m.safetensors", max_shard_size=8, policy=policy, metadata={"k": "v"})
     parts = sorted(path.name for path in Path().glob("m-*"))

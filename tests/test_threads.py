@@ -1,4 +1,4 @@
-"""Threads: how many, and that they stop together."""
+"""Threads: how many, that they stop together, and that the parts of one tensor do."""
 
 from __future__ import annotations
 
@@ -7,10 +7,12 @@ import threading
 from collections.abc import Iterator
 from pathlib import Path
 
+import ml_dtypes
+import numpy as np
 import pytest
 
 import convert
-from convert import threads
+from convert import threads, transfer
 from convert.errors import CorruptError, OutputError
 
 
@@ -157,3 +159,26 @@ def test_a_failure_anywhere_ends_the_line(where: str) -> None:
 
     with pytest.raises(OutputError, match=where):
         threads.in_order(draw, work, sink, 4)
+
+
+@pytest.mark.parametrize("jobs", [1, 4])
+@pytest.mark.parametrize(
+    ("dtype", "cast"),
+    [("<f4", "bfloat16"), ("<f4", "float64"), (">f4", "bfloat16"), (">f8", "float32"), ("<f4", None), (">f4", None)],
+)
+def test_spans_of_one_tensor_find_their_places(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dtype: str, cast: str | None, jobs: int
+) -> None:
+    """A tensor in many spans, whose elements grow, shrink or are swapped on the way, checksums on both sides."""
+    monkeypatch.setattr(transfer, "SPAN_BYTES", 64 << 10)
+    array = np.random.default_rng(3).integers(-9000, 9000, 150_001).astype(dtype)
+    np.savez(tmp_path / "in.npz", w=array)
+    name = array.dtype.name
+    for target in ("out.safetensors", "out.npz"):
+        convert.convert_file(
+            tmp_path / "in.npz", tmp_path / target, cast=[(name, cast)] if cast else [], jobs=jobs, verify=True
+        )
+        expected = array.astype(getattr(ml_dtypes, cast) if cast == "bfloat16" else cast or array.dtype)
+        found = convert.load(tmp_path / target)["w"]
+        assert found.dtype == expected.dtype.newbyteorder("=")
+        assert np.array_equal(found, expected)

@@ -246,8 +246,8 @@ def _folded(path: str) -> str:
 def _file_name(name: str, strict: bool) -> str:
     parts = name.split("/")
     encoded = [_encode(part, strict) for part in parts]
-    if any(part in ("", ".", "..") for part in parts):
-        # A path that would leave the folder or collapse becomes one name.
+    if "" in parts:
+        # A path that would collapse becomes one name; dots that would leave the folder are encoded in any case.
         return "%2F".join(encoded) + ".npy"
     folders = [_dotted(part) for part in encoded[:-1]]
     return "/".join((*folders, encoded[-1] + ".npy"))

@@ -56,7 +56,16 @@ def boxed(value: object, shape: tuple[int, ...] = ()) -> np.ndarray[Any, Any]:
 
 def dense(array: np.ndarray[Any, Any]) -> bytes:
     """Row-major bytes, without padding, which numpy copies or leaves as it likes."""
-    return repack_fields(array).tobytes("C") if array.dtype.names else array.tobytes("C")
+    if array.dtype.names:
+        return repack_fields(array).tobytes("C")
+    data = bytearray(array.tobytes("C"))
+    if array.dtype.type in (np.longdouble, np.clongdouble) and np.finfo(np.longdouble).nmant == 63:
+        item_bytes = np.dtype("g").itemsize
+        for begin in range(0, len(data), item_bytes):  # 10 bytes of x87, then some that mean nothing
+            end = begin + item_bytes
+            padding = slice(begin, end - 10) if array.dtype.str[0] == ">" else slice(begin + 10, end)
+            data[padding] = bytes(item_bytes - 10)
+    return bytes(data)
 
 
 def expected(value: object, path: tuple[str, ...] = ()) -> Iterator[Leaf]:
