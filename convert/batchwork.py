@@ -124,7 +124,7 @@ def check_place(order: Order) -> None:
     if order.version != __version__:
         raise OutputError(
             f"{here} has another version of tensor-convert (expected {order.version}, found {__version__})",
-            hint=f"pip install tensor-convert=={order.version} there",
+            hint=f"install version {order.version} there, and start it again",
         )
     for path, wanted in ((order.src, order.src), (order.dst, order.run)):
         if not os.path.exists(wanted):

@@ -76,7 +76,7 @@ def _connected(address: str) -> Iterator[Any]:
     except ImportError as err:
         raise UsageError(
             f"a cluster needs dask.distributed, which is not installed ({err})",
-            hint="pip install 'tensor-convert[distributed]'",
+            hint="pip install distributed",
         ) from err
     with _silence(), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # other versions of packages; ours is checked on each worker
@@ -232,7 +232,7 @@ def _check_version(found: object, address: str, who: str) -> None:
         raise OutputError(
             f"{who} has another version of tensor-convert (expected {__version__}, found {found})",
             path=address,
-            hint=f"pip install 'tensor-convert[distributed]=={__version__}' there, and start it again",
+            hint=f"install version {__version__} there, and start it again",
         )
 
 
@@ -240,5 +240,5 @@ def _no_package(address: str, who: str, err: BaseException) -> OutputError:
     return OutputError(
         f"{who} does not have tensor-convert ({err})",
         path=address,
-        hint=f"pip install 'tensor-convert[distributed]=={__version__}' there, and start it again",
+        hint=f"install version {__version__} there, and start it again",
     )

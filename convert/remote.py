@@ -35,9 +35,8 @@ STORES = ("s3", "s3a", "gs", "gcs", "abfs", "abfss", "az", "adl", "oss", "hf")
 """Where an object appears when its upload is complete."""
 _MANY_AT_ONCE = ("hf",)
 """File systems that several threads may use at once although they are not asynchronous."""
-_EXTRA = "'tensor-convert[remote]'"
 _PACKAGES = {
-    "s3": _EXTRA, "s3a": _EXTRA, "http": _EXTRA, "https": _EXTRA, "gs": "gcsfs", "gcs": "gcsfs",
+    "s3": "s3fs", "s3a": "s3fs", "http": "aiohttp", "https": "aiohttp", "gs": "gcsfs", "gcs": "gcsfs",
     "hf": "huggingface_hub", "sftp": "paramiko", "ssh": "paramiko",
     "abfs": "adlfs", "az": "adlfs", "smb": "smbprotocol", "oci": "ocifs",
 }  # fmt: skip
@@ -101,13 +100,12 @@ def locate(url: str, kind: type[ConvertError] = InputError) -> Place:
     Raises:
         InputError, OutputError: As `kind` says: a package is missing, or nobody knows the protocol.
     """
+    protocol = protocol_of(url)
     try:
         from fsspec.core import url_to_fs
     except ImportError as err:
-        raise kind(
-            "URLs need the package fsspec, which is not installed", path=url, hint=f"pip install {_EXTRA}"
-        ) from err
-    protocol = protocol_of(url)
+        hint = f"pip install fsspec {_PACKAGES.get(protocol, '')}".rstrip()
+        raise kind("URLs need the package fsspec, which is not installed", path=url, hint=hint) from err
     # A compressed body would have other lengths than its ranges.
     options = {"headers": {"Accept-Encoding": "identity"}} if protocol in ("http", "https") else {}
     try:

@@ -507,7 +507,7 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "fsspec.core", None)
     with pytest.raises(convert.InputError, match="not installed") as caught:
         convert.open("s3://bucket/a.npz")
-    assert caught.value.hint == "pip install 'tensor-convert[remote]'"
+    assert caught.value.hint == "pip install fsspec s3fs"
     monkeypatch.undo()
     monkeypatch.setitem(sys.modules, "gcsfs", None)
     with pytest.raises(convert.OutputError, match="gs:// needs a package") as output:
