@@ -63,9 +63,9 @@ def wishes(
     Raises:
         UsageError: A value that is none, or that the target's format has no use for.
     """
-    _one_of("byteorder", byteorder, ("little", "big", "native", "keep"))
-    _one_of("order", order, ("C", "keep"))
-    _one_of("cast_overflow", cast_overflow, ("error", "inf"))
+    one_of("byteorder", byteorder, ("little", "big", "native", "keep"))
+    one_of("order", order, ("C", "keep"))
+    one_of("cast_overflow", cast_overflow, ("error", "inf"))
     byteorder = sys.byteorder if byteorder == "native" else byteorder
     if not row.orders and (byteorder == "big" or order != "C"):
         raise UsageError(
@@ -88,7 +88,8 @@ def wishes(
     )
 
 
-def _one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
+def one_of(name: str, value: str, allowed: tuple[str, ...]) -> None:
+    """UsageError, with the nearest of the allowed words, unless the value is one of them."""
     if value not in allowed:
         close = difflib.get_close_matches(str(value).lower(), [word.lower() for word in allowed], 1)
         near = next(word for word in allowed if word.lower() == close[0]) if close else None

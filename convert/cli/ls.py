@@ -48,10 +48,9 @@ class Wanted:
 
     def check(self) -> None:
         """Refuse what makes no sense, before any file is looked at."""
-        from convert.options import check_jobs
+        from convert.options import check_jobs, one_of
 
-        if self.sort not in SORTS:
-            raise UsageError(f"--sort takes {', '.join(SORTS)} (found {self.sort!r})")
+        one_of("--sort", self.sort, SORTS)
         if self.depth is not None and self.depth < 1:
             raise UsageError(f"--depth must be 1 or more (found {self.depth})")
         if self.tree and (self.json or self.stats):

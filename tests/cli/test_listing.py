@@ -314,7 +314,8 @@ def test_a_folder_without_tensors_is_an_error(call: Call) -> None:
 @pytest.mark.parametrize(
     ("argv", "words"),
     [
-        (["--sort", "bytes"], "--sort takes file, name, size, dtype (found 'bytes')"),
+        (["--sort", "bytes"], "--sort must be one of file, name, size, dtype (found 'bytes')"),
+        (["--sort", "nmae"], "hint: did you mean name?"),
         (["--depth", "0"], "--depth must be 1 or more (found 0)"),
         (["--tree", "--json"], "--tree folds tensors, --json is about each of them"),
         (["--depth", "2", "--stats"], "--tree folds tensors, --stats is about each of them"),
