@@ -56,7 +56,7 @@ def dtype_for(tensor: Tensor) -> np.dtype[Any]:
         )
     try:
         return tensor.dtype.numpy()
-    except TypeError as err:  # a long double of another size than this machine's
+    except (TypeError, ValueError) as err:  # a long double of another size than this machine's, for one
         raise UsageError(f"numpy has no {tensor.dtype} here ({err})", path=tensor.path, tensor=tensor.name) from err
 
 

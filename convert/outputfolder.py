@@ -58,13 +58,19 @@ class OutputFolder:
         where = os.path.split(os.path.abspath(self._real))
         self._lock = fixed_sibling_of(*where, "lock")
         self._aside = fixed_sibling_of(*where) + "-old"
+        hidden = None
         try:
             with held(self._lock):
                 self._recover()
                 self._check_old()
-                self._hidden = HiddenFolder(self._real)
-        except OSError as err:
-            raise unwritable(self.target, err) from err
+                hidden = HiddenFolder(self._real)
+        except BaseException as err:  # an interrupt too, which may come after the folder was made
+            if hidden is not None:
+                hidden.remove()
+            if isinstance(err, OSError):
+                raise unwritable(self.target, err) from err
+            raise
+        self._hidden = hidden
         self.building = self._hidden.path
 
     def _recover(self) -> None:

@@ -14,20 +14,19 @@ import argparse
 import fnmatch
 import importlib.util
 import json
-import multiprocessing
+import os
 import shutil
 import subprocess
 import sys
 import tempfile
 import time
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from pathlib import Path
 
 from fuzz.body import CHOICES, MAX_BYTES
+from fuzz.exhaustive import all_changes, tally
 from fuzz.finds import attempt
-from fuzz.mutate import systematic
-from fuzz.seeds import ROOT, Seed, packed, seeds, unpacked
-
-_CONVERT_EVERY = 16
+from fuzz.seeds import ROOT, packed, seeds, unpacked
 
 
 def main(argv: list[str] | None = None) -> int:
@@ -41,7 +40,7 @@ def main(argv: list[str] | None = None) -> int:
     what.add_argument("--differential", type=int, help="changes of each file")
     what.add_argument("--replay", type=Path, help="run a corpus once")
     parser.add_argument("--corpus", type=Path, default=ROOT / "build" / "fuzz", help="where inputs and finds are kept")
-    parser.add_argument("--jobs", type=int, default=multiprocessing.cpu_count(), help="processes")
+    parser.add_argument("--jobs", type=int, default=os.cpu_count() or 1, help="processes")
     parser.add_argument("--every", type=int, default=1, help="with --exhaustive: only every n-th change")
     parser.add_argument("--only", default="*", help="with --exhaustive: files whose names match a glob")
     parser.add_argument("--pause-file", type=Path, help="wait while this file exists")
@@ -131,36 +130,13 @@ def _exhaustive(options: argparse.Namespace) -> dict[str, float]:
     finds, began = options.corpus / "finds", time.time()
     chosen = [seed for seed in seeds() if fnmatch.fnmatchcase(seed.name, options.only)]
     work = [(seed, options.every, finds, options.pause_file) for seed in chosen]
-    with multiprocessing.Pool(options.jobs) as pool:
+    with ProcessPoolExecutor(options.jobs) as pool:  # a Pool waits for ever for a worker that crashed
         counts = []
-        for done, (name, count) in enumerate(pool.imap_unordered(_all_changes, work), 1):
+        for done, future in enumerate(as_completed([pool.submit(all_changes, item) for item in work]), 1):
+            name, count = future.result()
             counts.append(count)
             print(f"{time.time() - began:7.0f} s  {done}/{len(work)}  {name}: {_sum([count])}", flush=True)
     return _sum(counts)
-
-
-def _all_changes(work: tuple[Seed, int, Path, Path | None]) -> tuple[str, dict[str, float]]:
-    seed, every, finds, pause_file = work
-    counts = {"executions": 0, "accepted": 0, "converted": 0, "finds": 0, "cpu_seconds": -time.process_time()}
-    with tempfile.TemporaryDirectory(prefix="fuzz-") as folder:
-        for number, data in enumerate(systematic(seed.data, seed.suffix)):
-            if number % every:
-                continue
-            if number % 256 == 0:
-                while pause_file is not None and pause_file.exists():
-                    time.sleep(1)
-            choice = number // _CONVERT_EVERY % CHOICES if number % _CONVERT_EVERY == 0 else None
-            _count(counts, attempt(data[:MAX_BYTES], seed.suffix, Path(folder), choice, finds))
-    counts["cpu_seconds"] += time.process_time()
-    return seed.name, counts
-
-
-def _count(counts: dict[str, float], outcome: object) -> None:
-    counts["executions"] += 1
-    accepted, converted = outcome if isinstance(outcome, tuple) else (False, False)
-    counts["accepted"] += accepted
-    counts["converted"] += converted
-    counts["finds"] += outcome is None
 
 
 def _differential(changes: int) -> int:
@@ -181,7 +157,7 @@ def _replay(inputs: Path, finds: Path) -> dict[str, float]:
             data, suffix, choice = unpacked(path.read_bytes())
         except FileNotFoundError:  # a worker that still runs has found a shorter one
             continue
-        _count(counts, attempt(data[:MAX_BYTES], suffix, folder, choice, finds))
+        tally(counts, attempt(data[:MAX_BYTES], suffix, folder, choice, finds))
     shutil.rmtree(folder)
     return counts
 

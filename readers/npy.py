@@ -34,6 +34,8 @@ MAGIC = b"\x93NUMPY"
 PROBE_BYTES = 192
 """Enough for the preamble and header of nearly every file."""
 _LARGEST_SIZE = (1 << 63) - 1
+_LARGEST_ITEM = (1 << 31) - 1
+"""Bytes of an element, and sizes of a subarray: C ints. Source: `numpy.dtype`, which refuses more, numpy 2.4."""
 _COMMON_BYTES = 512
 
 
@@ -302,7 +304,9 @@ def parse_descr(descr: object, limits: Limits = DEFAULT, depth: int = 0) -> tupl
         return _parse_fields(descr, limits, depth), False, ()
     if isinstance(descr, tuple) and len(descr) == 2 and isinstance(descr[1], (tuple, int)):
         dtype, big, inner = parse_descr(descr[0], limits, depth + 1)
-        return dtype, big, _subshape(descr[1], limits) + inner
+        shape = _subshape(descr[1], limits) + inner
+        _check_item(dtype.item_bytes * prod(shape))
+        return dtype, big, shape
     if isinstance(descr, tuple) and len(descr) == 2 and isinstance(descr[1], dict):
         return parse_descr(descr[0], limits, depth + 1)  # numpy's dtype metadata, which carries no data
     raise CorruptError(f"invalid descr (found {_shown(descr)})")
@@ -311,7 +315,14 @@ def parse_descr(descr: object, limits: Limits = DEFAULT, depth: int = 0) -> tupl
 def _subshape(shape: object, limits: Limits) -> tuple[int, ...]:
     sizes = shape if isinstance(shape, tuple) else (shape,)
     _check_shape(sizes, limits)
+    if max(sizes, default=0) > _LARGEST_ITEM:
+        raise CorruptError(f"a subarray type with a size beyond {_LARGEST_ITEM} (found {max(sizes)}): numpy has none")
     return sizes
+
+
+def _check_item(item_bytes: int) -> None:
+    if item_bytes > _LARGEST_ITEM:
+        raise CorruptError(f"a type of more than {_LARGEST_ITEM} bytes an element (found {item_bytes}): numpy has none")
 
 
 def _parse_string(descr: str) -> tuple[DType, bool]:
@@ -333,6 +344,7 @@ def _parse_string(descr: str) -> tuple[DType, bool]:
         return dtypes.BY_NAME["bfloat16"], True  # a big-endian ml_dtypes array; numpy's own void types have no order
     if letter in "SaUV" and digits:
         dtype = dtypes.sized("S" if letter == "a" else letter, int(digits), mark if mark in ("<", "|") else "|")
+        _check_item(dtype.item_bytes)
         return dtype, mark == ">" and dtype.swap > 1
     if letter == "O":
         if digits:
@@ -378,8 +390,7 @@ def _parse_fields(descr: list[object], limits: Limits, depth: int) -> DType:
         if not (name == "" and dtype.name[0] == "V"):  # else padding
             fields.append(Field(name, dtype, offset, shape, big))
         offset += dtype.item_bytes * prod(shape)
-        if offset > _LARGEST_SIZE:
-            raise CorruptError("a structured type larger than 2**63 bytes")
+        _check_item(offset)
     names = [field.name for field in fields]
     if len(set(names)) != len(names):
         raise CorruptError("two fields of a structured type have the same name")

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import os
 import random
@@ -24,7 +25,7 @@ import numpy as np
 import pytest
 
 import convert
-from convert import outputset
+from convert import outputfolder, outputset
 from convert.cli.main import run
 from tests.faultfs import REMOVING, Fault, descriptors, snapshot, visible, watched
 
@@ -566,3 +567,18 @@ def test_a_folder_that_may_not_be_listed_is_no_source(tmp_path: Path) -> None:
                 convert.load(top / "src")
         finally:
             os.seteuid(0)
+
+
+def test_an_interrupt_while_the_lock_is_given_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The folder that was made under the lock goes too, at once: nobody else would know of it."""
+
+    @contextlib.contextmanager
+    def held(path: str) -> Iterator[None]:
+        yield
+        raise KeyboardInterrupt
+
+    np.save(tmp_path / "a.npy", np.arange(3))
+    monkeypatch.setattr(outputfolder, "held", held)
+    with pytest.raises(KeyboardInterrupt):
+        convert.convert_file(tmp_path / "a.npy", f"{tmp_path}/out/")
+    assert [path.name for path in tmp_path.iterdir()] == ["a.npy"]

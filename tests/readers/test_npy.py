@@ -100,7 +100,7 @@ LEGAL: dict[str, tuple[bytes, tuple[str, tuple[int, ...], bytes]]] = {
     ),
     "record-title": (file_of(header("[(('title', 'a'), '<i4')]"), EIGHT), ("structured", (2,), EIGHT)),
     "record-many-nested-of-nothing": (
-        file_of(header("[('a', [('b', '>i2')], (1099511627776,))]", shape="(0,)")),
+        file_of(header("[('a', [('b', '>i2')], (1073741823,))]", shape="(0,)")),
         ("structured", (0,), b""),
     ),
     "record-unicode": (file_of(header("[('\u4f60', '<i4')]"), EIGHT, (3, 0)), ("structured", (2,), EIGHT)),
@@ -234,7 +234,7 @@ REFUSED: dict[str, tuple[bytes, type[convert.ConvertError], tuple[str, ...]]] = 
     "field-endless": (
         file_of(header("[('a', '<i4', (9223372036854775807, 4))]", shape="(0,)")),
         CORRUPT,
-        (r"larger than 2\*\*63",),
+        ("a size beyond 2147483647", "found 9223372036854775807"),
     ),
     "fields-deep": (
         file_of(header("[('a', " * 18 + "'<i4'" + ")]" * 18), EIGHT),
