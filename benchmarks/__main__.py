@@ -8,8 +8,8 @@
 
 Every job runs in turn with its peers (ours, cp, script, ours, cp, script, ...) after one warm-up of each; outputs are
 removed outside the timed part. `ratio` is the median of the rounds' ratios of wall time, `cpu` that of CPU time, which
-changes less when others use the machine. The bounds are for full size and an idle machine; nothing here fails because
-of one.
+changes less when others use the machine. A job over a bound is measured up to twice more, and all rounds count: the
+number behind the verdict. The bounds are for full size and an idle machine; nothing here fails because of one.
 """
 
 from __future__ import annotations
@@ -155,7 +155,7 @@ def _bound(row: run.Row) -> str:
 def _verdict(row: run.Row) -> str:
     if row.over:
         return f"over: {', '.join(row.over)}"
-    return "" if row.peer.factor is None else "ok"
+    return "" if row.peer.factor is None else f"ok ({len(row.ours.samples)})"
 
 
 def _facts(row: run.Row) -> dict[str, Any]:

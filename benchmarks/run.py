@@ -25,6 +25,10 @@ class FailedError(Exception):
     """A measured process ended with an error; the text is its last line."""
 
 
+_AGAIN = 2
+"""How often a job over a bound is measured once more: noise of the machine goes, slowness stays."""
+
+
 @dataclass(frozen=True)
 class Sample:
     """One process: wall and CPU seconds, and peak resident bytes."""
@@ -217,9 +221,11 @@ class Bench:
             for name in names:
                 remove(self._folder / name)
 
-    def rounds(self, commands: Sequence[tuple[Command, str, str]], count: int) -> list[Runs]:
-        """Run commands (each with source and target) in turn, `count` times after one warm-up."""
-        found = [Runs() for _ in commands]
+    def rounds(
+        self, commands: Sequence[tuple[Command, str, str]], count: int, before: list[Runs] | None = None
+    ) -> list[Runs]:
+        """Run commands (each with source and target) in turn, `count` times after one warm-up; add to those before."""
+        found = [Runs() for _ in commands] if before is None else before
         for number in range(count + 1):
             for runs, (command, source, target) in zip(found, commands, strict=True):
                 if runs.problem:
@@ -241,7 +247,7 @@ class Bench:
         return found
 
     def measure(self, job: Job, count: int, jobs: int | None) -> list[Row]:
-        """A job against all its peers in the same rounds."""
+        """A job against all its peers in the same rounds; more of them, which all count, if a bound is exceeded."""
         source_bytes = self.need(job.source) if job.source else 0
         for peer in job.peers:
             for name in peer.inputs:
@@ -253,11 +259,21 @@ class Bench:
             ours,
             *((*peer.command, *threads) if peer.command[0] == "convert" else peer.command for peer in here),
         ]
-        first, *others = self.rounds([(command, job.source, job.target) for command in commands], count * job.repeat)
-        theirs = dict(zip((peer.name for peer in here), others, strict=True))
-        work_bytes = max(source_bytes, first.output_bytes)
+        lines = [(command, job.source, job.target) for command in commands]
+        measured = self.rounds(lines, count * job.repeat)
         missing = {peer.name: Runs(problem=f"{peer.name} not installed") for peer in job.peers}
-        return [Row(job, peer, first, (missing | theirs)[peer.name], work_bytes) for peer in job.peers]
+
+        def rows() -> list[Row]:
+            first, *others = measured
+            found = missing | dict(zip((peer.name for peer in here), others, strict=True))
+            work_bytes = max(source_bytes, first.output_bytes)
+            return [Row(job, peer, first, found[peer.name], work_bytes) for peer in job.peers]
+
+        for _ in range(_AGAIN if self._divisor == 1 else 0):
+            if not any(not row.problem and row.over for row in rows()):
+                break
+            self.rounds(lines, count * job.repeat, measured)
+        return rows()
 
 
 @cache
