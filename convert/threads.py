@@ -72,15 +72,31 @@ def run(work: Iterator[Work], jobs: int) -> None:
     crew.call(crew.loop, 1 if second is None else jobs)
 
 
+class StoppedError(Exception):
+    """Raised in work that is itself done by threads, when those it belongs to have stopped; never seen outside."""
+
+
+_own = threading.local()
+
+
 class _Team:
-    """Threads that stop together at the first failure or interrupt, which is then raised in the caller."""
+    """Threads that stop together at the first failure or interrupt, which is then raised in the caller.
+
+    A piece of work may have a team of its own, which stops with the one it works for.
+    """
 
     def __init__(self) -> None:
         self._stop = threading.Event()
+        self._outer: _Team | None = getattr(_own, "team", None)
         self.lock = threading.Lock()
         self.failure: BaseException | None = None
 
+    def stopped(self) -> bool:
+        """Whether nothing new is to be begun."""
+        return self._stop.is_set() or (self._outer is not None and self._outer.stopped())
+
     def _guarded(self, loop: Callable[[], None]) -> None:
+        _own.team = self
         try:
             loop()
         except BaseException as err:
@@ -110,6 +126,8 @@ class _Team:
             raise
         if self.failure is not None:
             raise self.failure
+        if self.stopped():
+            raise StoppedError
 
 
 class _Crew(_Team):
@@ -133,7 +151,7 @@ class _Crew(_Team):
 
     def loop(self) -> None:
         buffer = memoryview(bytearray(BUFFER_BYTES))
-        while not self._stop.is_set():
+        while not self.stopped():
             piece = self._next()
             if piece is None:
                 return
@@ -187,7 +205,7 @@ class _Line(_Team):
 
     def loop(self) -> None:
         buffer = bytearray()
-        while not self._stop.is_set():
+        while not self.stopped():
             with self._feed:
                 item = self._draw(buffer)
                 number = self._drawn

@@ -182,3 +182,26 @@ def test_spans_of_one_tensor_find_their_places(
         found = convert.load(tmp_path / target)["w"]
         assert found.dtype == expected.dtype.newbyteorder("=")
         assert np.array_equal(found, expected)
+
+
+def test_threads_within_a_piece_of_work_stop_with_those_around_it() -> None:
+    """A tensor that all threads turn, tile by tile, does not go on to its end after Ctrl-C or a failure elsewhere."""
+    began = threading.Event()
+    done = 0
+
+    def step(_: memoryview) -> None:
+        nonlocal done
+        done += 1
+        began.set()
+
+    def long(_: memoryview) -> None:
+        for _tile in range(1 << 40):
+            threads.run(iter([step] * 10), 2)
+
+    def failing(_: memoryview) -> None:
+        began.wait()
+        raise OutputError("full")
+
+    with pytest.raises(OutputError, match="full"):
+        threads.run(iter([long, failing]), 2)
+    assert done < 1 << 20
