@@ -32,7 +32,9 @@ if TYPE_CHECKING:
 _SHARED_BYTES = 64 << 20
 """What a tile of a large tensor may hold; with numpy and the rest of the process it stays below 128 MiB."""
 _TURNERS = 4
-"""Threads that turn it; each holds a strip, and more would wait for the memory."""
+"""Threads that turn it; more would wait for the memory."""
+_STRIPS_BYTES = 4 << 20
+"""What the strips of these threads together may hold; half of it where a cast may make them longer."""
 _SMALL_BYTES = 12 << 20
 """What all threads together may hold of tensors that are one tile each."""
 
@@ -70,7 +72,8 @@ def turned_chunks(tensor: Tensor, chunk_bytes: int) -> Iterator[memoryview]:
                 memoryview(chunk) for chunk in stored_chunks(Extent(turned, 0, data.nbytes), chunk_bytes)
             )
         else:
-            views = (view for tile in rows for _, view in Turner().strips(read, tensor.stored_shape, item_bytes, tile))
+            turner = Turner()  # one for all, for what is given back between them may stay with this process
+            views = (view for tile in rows for _, view in turner.strips(read, tensor.stored_shape, item_bytes, tile))
         offset = 0
         for view in views:
             for begin in range(0, len(view), chunk_bytes):
@@ -147,6 +150,8 @@ class _Turning:
         wait for one another and are no faster than one; and one that only turns, meanwhile, waits for one that reads.
         """
         shape, item_bytes = self._slot.tensor.stored_shape, self._slot.tensor.stored.item_bytes
+        threads = min(self._jobs, _TURNERS)
+        strip_bytes = _STRIPS_BYTES // max(2, threads) // (2 if self._pipe.steps else 1)
         with _large:
             turner = Turner()
             for tile in tiles(shape, item_bytes, _SHARED_BYTES):
@@ -156,7 +161,8 @@ class _Turning:
                     room = memoryview(bytearray(prod(strip.extent) * item_bytes))
                     self._write(strip, turn(stored, tile, strip, room))
 
-                run((partial(put, strip) for strip in cut(tile, item_bytes)), min(self._jobs, _TURNERS))
+                strips = cut(tile, item_bytes, strip_bytes)
+                run((partial(put, strip) for strip in strips), threads)
 
     def _write(self, strip: Tile, view: memoryview) -> None:
         slot, tensor, pipe = self._slot, self._slot.tensor, self._pipe

@@ -36,9 +36,10 @@ sys.exit(status)
 """
 
 
-def npy_header(fortran: bool, descr: str) -> bytes:
+def npy_header(fortran: bool, descr: str, rows: int = ROWS) -> bytes:
     """A .npy header of 128 bytes for one tensor of DATA_BYTES."""
-    text = f"{{'descr': '{descr}', 'fortran_order': {fortran}, 'shape': ({ROWS}, {COLUMNS}), }}"
+    columns = ROWS * COLUMNS // rows
+    text = f"{{'descr': '{descr}', 'fortran_order': {fortran}, 'shape': ({rows}, {columns}), }}"
     return b"\x93NUMPY\x01\x00" + struct.pack("<H", 118) + text.ljust(117).encode() + b"\n"
 
 
@@ -67,7 +68,7 @@ def write_npz(path: Path, header: bytes) -> None:
 
 def peak_mib(*argv: object) -> float:
     """Run the program; the most memory it ever held."""
-    command = [sys.executable, "-c", PROGRAM, *map(str, argv), "--jobs", "2", "--quiet"]
+    command = [sys.executable, "-c", PROGRAM, "--jobs", "2", "--quiet", *map(str, argv)]
     result = subprocess.run(
         command, capture_output=True, text=True, check=False, env={**os.environ, "OPENBLAS_NUM_THREADS": "1"}
     )
@@ -83,6 +84,7 @@ def sources(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sources")
     write_sparse(folder / "C.npy", npy_header(False, "<f4"))
     write_sparse(folder / "F.npy", npy_header(True, "<f4"))
+    write_sparse(folder / "F-narrow.npy", npy_header(True, "<f4", ROWS * 16))
     write_npz(folder / "C.npz", npy_header(False, "<f4"))
     write_npz(folder / "F-big.npz", npy_header(True, ">f4"))
     entry = {"w": {"dtype": "F32", "shape": [ROWS, COLUMNS], "data_offsets": [0, DATA_BYTES]}}
@@ -105,7 +107,9 @@ def test_a_plain_copy_takes_less_than_96_mib(sources: Path, tmp_path: Path, sour
     ("source", "target", "options"),
     [
         pytest.param("F-big.npz", "out.npz", [], id="turned and swapped"),
-        pytest.param("F.npy", "out.npz", ["--compress"], id="turned and deflated"),
+        pytest.param("F.npy", "out.npz", ["--compress"], id="turned through a file and deflated"),
+        pytest.param("F-narrow.npy", "out.npz", ["--compress", "--jobs", "4"], id="turned and deflated"),
+        pytest.param("F.npy", "out.npy", ["--cast", "float32=bfloat16", "--jobs", "8"], id="turned and cast"),
         pytest.param("C.safetensors", "out.safetensors", ["--cast", "float32=bfloat16"], id="cast"),
         pytest.param("C.npz", "out.safetensors", ["--cast", "float32=int8", "--verify"], id="cast and verified"),
     ],
