@@ -98,7 +98,7 @@ BUILT_IN: tuple[Format, ...] = (
     Format(
         "safetensors",
         (".safetensors",),
-        ((8, b"{"),),
+        ((5, b"\0\0\0{"), (8, b"{")),
         "readers.safetensors",
         "writers.safetensors",
         "Hugging Face safetensors",
@@ -117,6 +117,8 @@ BUILT_IN: tuple[Format, ...] = (
 )
 
 SNIFF_BYTES = 512
+_SURE = 4
+"""So many bytes are no accident: the length of a safetensors header may begin like gzip, an array may hold `ustar`."""
 
 _FOREIGN: tuple[tuple[int, bytes, str, str], ...] = (
     (0, b"version https://git-lfs", "a Git LFS pointer, not the data itself", "git lfs pull fetches the data"),
@@ -229,11 +231,13 @@ def detect(path: str, start: bytes, size: int) -> tuple[Format, str | None]:
     suffix = INDEX_SUFFIX if is_index(path) else os.path.splitext(name_part(path))[1].lower()
     if size == 0:
         raise CorruptError("the file is empty (0 bytes)", path=path, hint="save, copy or download it again")
-    for offset, magic, what, hint in _FOREIGN:
-        if start[offset : offset + len(magic)] == magic:
-            raise UnsupportedError(f"is {what}", path=path, hint=hint)
+    found = _by_magic(start, BUILT_IN, _SURE)
+    if found is None:
+        for offset, magic, what, hint in _FOREIGN:
+            if start[offset : offset + len(magic)] == magic:
+                raise UnsupportedError(f"is {what}", path=path, hint=hint)
+        found = _by_magic(start, BUILT_IN)
     named = _by_suffix(suffix, BUILT_IN)
-    found = _by_magic(start, BUILT_IN)
     if named is not None and not named.magic and start[:1] == b"{" and b"\0" not in start[:8]:
         return named, None  # JSON may have a brace at any byte; the length that safetensors begins with has zeros
     if found is None and start[:2] in _PICKLES:
@@ -260,9 +264,9 @@ def detect(path: str, start: bytes, size: int) -> tuple[Format, str | None]:
     return row, None
 
 
-def _by_magic(start: bytes, rows: Iterable[Format]) -> Format | None:
+def _by_magic(start: bytes, rows: Iterable[Format], least: int = 1) -> Format | None:
     for row in rows:
         for offset, magic in row.magic:
-            if start[offset : offset + len(magic)] == magic:
+            if len(magic) >= least and start[offset : offset + len(magic)] == magic:
                 return row
     return None

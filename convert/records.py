@@ -38,8 +38,13 @@ def split(tensor: Tensor) -> list[Tensor | Text]:
             name=".".join((tensor.name, *path)), dtype=field.dtype, shape=tensor.shape + shape, steps=tuple(steps)
         )
         if part.nbytes == 0:
-            part = part.changed(data=Extent(MemoryFile(b"", tensor.path), 0, 0), steps=(), stored_fortran=False)
+            # What is stored is looked at for its checksum only, if there is nothing else to look at.
+            data = tensor.data if tensor.data.nbytes == 0 else Extent(MemoryFile(b"", tensor.path), 0, 0)
+            part = part.changed(data=data, steps=(), stored_fortran=False)
         parts.append(part)
+    if not any(isinstance(part, Tensor) and part.nbytes for part in parts):
+        for _ in tensor.chunks():
+            pass
     return parts
 
 
@@ -49,9 +54,9 @@ def _leaves(
     found = []
     for field in dtype.fields:
         here = (*path, field.name)
-        if not field.dtype.fields:
+        if field.dtype.kind != "structured":
             found.append((here, field, offset + field.offset, shape + field.shape))
-        elif field.shape:
+        elif field.shape and field.dtype.fields:
             raise UnsupportedError(
                 f"field {quoted('.'.join(here))} is an array of records, which cannot be split",
                 hint="--policy structured=skip leaves the tensor out",

@@ -213,7 +213,7 @@ def _content(tensor: Tensor, chunk_bytes: int) -> tuple[str, tuple[int, ...], st
         for problem in err.problems:
             problem.at(tensor.path, tensor.name)  # as a plan does
         check_message(err, Path(tensor.path))
-        return (*facts, f"refused: {err}")
+        return (*facts, f"refused: {err.message}")  # without the path, which is another on the way back
 
 
 def _check_array(tensor: Tensor, digest: bytes) -> None:
