@@ -151,6 +151,7 @@ def _origin(value: object, tensor: Tensor) -> Origin | None:
         # The bytes are taken as they lie, so they must lie as the original's would.
         fits = fits and (origin.shape == tensor.shape or not tensor.stored_fortran)
         fits = fits and (dtype.swap == tensor.dtype.swap or not tensor.stored_big)
+        fits = fits and (dtype.kind != "blob" or (tensor.dtype.name == "uint8" and len(shape) == 1))
     elif encoding == "unpack":
         fits = dtype.kind == "subbyte" and tensor.dtype.name == "uint8" and origin.shape == tensor.shape
     else:

@@ -14,6 +14,7 @@ from typing import Any, Literal
 import numpy as np
 import numpy.typing as npt
 import pytest
+import safetensors.numpy
 
 import convert
 
@@ -273,6 +274,30 @@ def test_blobs_come_back(tmp_path: Path) -> None:
         assert {name: after.read(name) for name in after.namelist()} == {
             name: before.read(name) for name in before.namelist()
         }
+
+
+def test_blobs_alone_are_no_npz(tmp_path: Path) -> None:
+    """Nobody would read an archive without arrays, we included; the bytes go where the hint says."""
+    np.savez(tmp_path / "in.npz", a=np.arange(3))
+    with zipfile.ZipFile(tmp_path / "in.npz", "a") as archive:
+        archive.writestr("readme.txt", "hello")
+    with pytest.raises(convert.PolicyError, match="no array in the npz") as caught:
+        convert.convert_file(tmp_path / "in.npz", tmp_path / "out.npz", include=["readme.txt"])
+    assert "safetensors" in str(caught.value.hint)
+    policy = convert.Policy(blob="uint8")
+    convert.convert_file(tmp_path / "in.npz", tmp_path / "out.safetensors", include=["readme.txt"], policy=policy)
+    assert convert.load(tmp_path / "out.safetensors")["readme.txt"].tobytes() == b"hello"
+    assert [path.name for path in tmp_path.iterdir() if path.suffix == ".npz"] == ["in.npz"]
+
+
+def test_a_note_of_a_blob_fits_bytes_only(tmp_path: Path) -> None:
+    """An array of another type, or of other dimensions, never was a member without a type."""
+    note = {"x": {"dtype": "blob", "encoding": "bytes", "shape": []}}
+    metadata = {"tensor-convert": json.dumps(note)}
+    safetensors.numpy.save_file({"x": np.array(True)}, tmp_path / "in.safetensors", metadata)
+    convert.convert_file(tmp_path / "in.safetensors", tmp_path / "out.npz")
+    with np.load(tmp_path / "out.npz") as archive:
+        assert archive["x"].dtype == bool
 
 
 @pytest.mark.parametrize(

@@ -85,7 +85,17 @@ def check(plan: Plan) -> list[ConvertError]:
             continue
         hint = "--rename REGEX=REPLACEMENT changes it"
         problems.append(PolicyError(message, path=tensor.path, tensor=name, hint=hint))
-    return problems + _blobs_named_like_arrays(plan)
+    return problems + _blobs_alone(plan) + _blobs_named_like_arrays(plan)
+
+
+def _blobs_alone(plan: Plan) -> list[ConvertError]:
+    """An archive without arrays is no npz: no reader would take it for one."""
+    if not plan.tensors or any(tensor.dtype is not dtypes.BLOB for tensor in plan.tensors):
+        return []
+    first = plan.tensors[0]
+    what = "there would be no array in the npz, only members that are none"
+    hint = "take an array along; a safetensors target and --policy blob=uint8 keep the bytes as tensors"
+    return [PolicyError(what, path=first.path, tensor=first.name, hint=hint)]
 
 
 def _blobs_named_like_arrays(plan: Plan) -> list[ConvertError]:
