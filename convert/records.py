@@ -132,6 +132,8 @@ def _is_big(field: Field, big: bool) -> bool:
 def _ordered_layout(layout: object, big: bool) -> object:
     """A descr with every byte order mark turned, but for void types, whose mark is no byte order."""
     if isinstance(layout, str):
+        if layout == ">V2" and not big:
+            return "<V2"  # bfloat16, whose mark is one
         named = BY_NAME.get(layout)
         text = named.descr or layout if named is not None else layout
         kind = text.lstrip("<>=|")

@@ -304,7 +304,7 @@ def parse_descr(descr: object, limits: Limits = DEFAULT, depth: int = 0) -> tupl
         return _parse_fields(descr, limits, depth), False, ()
     if isinstance(descr, tuple) and len(descr) == 2 and isinstance(descr[1], (tuple, int)):
         dtype, big, inner = parse_descr(descr[0], limits, depth + 1)
-        shape = _subshape(descr[1], limits) + inner
+        shape = _subshape(descr[1], dtype, limits) + inner
         _check_item(dtype.item_bytes * prod(shape))
         return dtype, big, shape
     if isinstance(descr, tuple) and len(descr) == 2 and isinstance(descr[1], dict):
@@ -312,9 +312,11 @@ def parse_descr(descr: object, limits: Limits = DEFAULT, depth: int = 0) -> tupl
     raise CorruptError(f"invalid descr (found {_shown(descr)})")
 
 
-def _subshape(shape: object, limits: Limits) -> tuple[int, ...]:
+def _subshape(shape: object, dtype: DType, limits: Limits) -> tuple[int, ...]:
     sizes = shape if isinstance(shape, tuple) else (shape,)
     _check_shape(sizes, limits)
+    if dtype.item_bytes == 0 and dtype.kind != "structured":
+        raise CorruptError(f"a subarray of {dtype}, which has no bytes: numpy has none")
     if max(sizes, default=0) > _LARGEST_ITEM:
         raise CorruptError(f"a subarray type with a size beyond {_LARGEST_ITEM} (found {max(sizes)}): numpy has none")
     return sizes
@@ -381,7 +383,7 @@ def _parse_fields(descr: list[object], limits: Limits, depth: int) -> DType:
             raise CorruptError(f"invalid field name (found {_shown(entry[0])})")
         dtype, big, shape = parse_descr(entry[1], limits, depth + 1)
         if len(entry) == 3:
-            shape = _subshape(entry[2], limits) + shape
+            shape = _subshape(entry[2], dtype, limits) + shape
         if dtype is dtypes.OBJECT:
             raise UnsupportedError(
                 f"a structured type that contains an object field {name!r} (pickle)",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,26 @@ def test_every_field_has_the_order_asked_for(
     assert np.lib.format.dtype_to_descr(found.dtype) == np.lib.format.dtype_to_descr(wanted.dtype)
     for field in wanted.dtype.names or ():  # what lies between them numpy leaves to chance
         assert found[field].tobytes() == wanted[field].tobytes()
+
+
+@pytest.mark.parametrize("byteorder", ["little", "big", "keep"])
+def test_big_endian_bfloat16_in_a_field(tmp_path: Path, byteorder: str) -> None:
+    """numpy names it `>V2` in a header, the one void type whose mark is a byte order; the values stay."""
+    bits = [0x3FC0, 0xC000, 0x4040]  # 1.5, -2 and 3
+    with (tmp_path / "in.npy").open("wb") as file:
+        descr: Any = [("a", ">f4"), ("b", ">V2")]
+        np.lib.format.write_array_header_1_0(file, {"descr": descr, "fortran_order": False, "shape": (3,)})
+        file.write(b"".join(struct.pack(">fH", 1, value) for value in bits))
+    convert.convert_file(tmp_path / "in.npy", tmp_path / "out.npy", byteorder=byteorder, verify=True)
+    mark = ">" if b"'>V2'" in (tmp_path / "out.npy").read_bytes() else "<"
+    assert mark == ("<" if byteorder == "little" else ">")
+    found = np.load(tmp_path / "out.npy")
+    assert found["a"].dtype.str == f"{mark}f4"
+    assert np.frombuffer(found["b"].tobytes(), f"{mark}u2").tolist() == bits
+    convert.convert_file(
+        tmp_path / "out.npy", tmp_path / "split.safetensors", policy=convert.Policy(structured="split")
+    )
+    assert convert.load(tmp_path / "split.safetensors")["out.b"].tolist() == [1.5, -2, 3]
 
 
 @pytest.mark.parametrize("name", [name for name in DTYPES if name != "nested"])

@@ -236,6 +236,15 @@ REFUSED: dict[str, tuple[bytes, type[convert.ConvertError], tuple[str, ...]]] = 
         CORRUPT,
         ("a size beyond 2147483647", "found 9223372036854775807"),
     ),
+    "field-large": (
+        file_of(header("[('a', '<i4', (2147483647,))]", shape="(0,)")),
+        CORRUPT,
+        ("more than 2147483647 bytes an element", "found 8589934588"),
+    ),
+    "subarray-large": (file_of(header("('<i4', (65536, 65536))", shape="(0,)")), CORRUPT, ("bytes an element",)),
+    "subarray-of-nothing": (file_of(header("('<U0', (2,))", shape="(0,)")), CORRUPT, ("a subarray of U0",)),
+    "field-of-nothing": (file_of(header("[('a', 'S0', (2,))]", shape="(0,)")), CORRUPT, ("a subarray of S0",)),
+    "string-large": (file_of(header("'<U536870912'", shape="(0,)")), CORRUPT, ("found 2147483648",)),
     "fields-deep": (
         file_of(header("[('a', " * 18 + "'<i4'" + ")]" * 18), EIGHT),
         LIMIT,
