@@ -422,7 +422,7 @@ def test_workers_that_cannot_work(src: Path, tmp_path: Path, site: Site) -> None
     (site.folder / "lacks" / "sitecustomize.py").write_text(NO_PACKAGE)
     site.worker(SITE=str(site.folder / "lacks"))
     said = finish(start(src, tmp_path / "dst", site.address), 5)
-    assert "does not have tensor-convert (No module named 'convert')\nhint: pip install" in said
+    assert f"does not have tensor-convert (No module named 'convert')\nhint: install version {__version__}" in said
     assert tree(tmp_path / "dst") == {}
 
 
