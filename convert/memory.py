@@ -15,7 +15,7 @@ from typing import Any
 
 from convert.dtypes import by_name
 from convert.errors import PolicyError
-from convert.jsontext import parse_json
+from convert.jsontext import is_unicode, parse_json
 from convert.limits import DEFAULT, Limits
 from convert.tensor import Checkpoint, Origin, Tensor
 
@@ -76,16 +76,8 @@ def load_metadata(comment: bytes, limits: Limits = DEFAULT) -> dict[str, str] | 
             return None
         metadata = _object(unpacked, limits)
     if isinstance(metadata, dict) and all(isinstance(value, str) for value in metadata.values()):
-        return metadata if _is_unicode([*metadata, *metadata.values()]) else None
+        return metadata if is_unicode("".join([*metadata, *metadata.values()])) else None  # else no file can hold it
     return None
-
-
-def _is_unicode(texts: list[str]) -> bool:
-    try:
-        "".join(texts).encode("utf-8")
-    except UnicodeEncodeError:  # a lone surrogate, which JSON can spell and no file can hold
-        return False
-    return True
 
 
 def dump_origins(origins: dict[str, Origin]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -15,26 +15,15 @@ EXIT_INTERRUPTED = 130
 _TENSORS = "Which tensors"
 _UNBOUNDED = 10_000
 
-Include = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--include",
-        metavar="GLOB",
-        help="Only these tensors; repeatable.",
-        rich_help_panel=_TENSORS,
-        autocompletion=complete.tensor_names,
-    ),
-]
-Exclude = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--exclude",
-        metavar="GLOB",
-        help="Not these tensors; repeatable.",
-        rich_help_panel=_TENSORS,
-        autocompletion=complete.tensor_names,
-    ),
-]
+
+def _names(flag: str, about: str) -> Any:
+    return typer.Option(
+        flag, metavar="GLOB", help=about, rich_help_panel=_TENSORS, autocompletion=complete.tensor_names
+    )
+
+
+Include = Annotated[list[str] | None, _names("--include", "Only these tensors; repeatable.")]
+Exclude = Annotated[list[str] | None, _names("--exclude", "Not these tensors; repeatable.")]
 NoProgress = Annotated[bool, typer.Option("--no-progress", help="No progress bar.", rich_help_panel="Messages")]
 
 
