@@ -140,3 +140,8 @@ def visible(found: dict[str, bytes | None]) -> dict[str, bytes | None]:
 def descriptors() -> int:
     """How many this process has open."""
     return len(os.listdir("/proc/self/fd"))
+
+
+def listing(folder: Path) -> list[str]:
+    """Every name in a folder, hidden ones too."""
+    return sorted(os.listdir(folder))

@@ -209,7 +209,7 @@ MUTANTS: tuple[Mutant, ...] = (
         "convert/output.py",
         "            if not overwrite:\n",
         "            if False:\n",
-        "tests/test_output.py tests/test_files.py tests/cli",
+        "tests/test_output.py tests/test_outputfolder.py tests/test_files.py tests/cli",
     ),
     # --- policy and plan
     Mutant(
