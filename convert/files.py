@@ -178,6 +178,8 @@ class SourceFile:
         size: Bytes when it was opened; finding fewer is an error.
     """
 
+    __slots__ = ("_io", "_mtime_ns", "_place", "path", "size")  # a folder may hold 100,000 of them
+
     notes: Sequence[str] = ()
     is_remote = False
 
@@ -187,19 +189,21 @@ class SourceFile:
             raise InputError("the reader of this format reads files of this machine only", path=path)
         self._io: Positioned | None = self._open()
         try:
-            self._opened = os.fstat(self._io.fd)
+            opened = os.fstat(self._io.fd)
         except OSError as err:
             self.close()
             raise unreadable(self.path, err) from err
-        if not stat.S_ISREG(self._opened.st_mode):
+        if not stat.S_ISREG(opened.st_mode):
             self.close()
-            what = "a folder" if stat.S_ISDIR(self._opened.st_mode) else "not a regular file"
+            what = "a folder" if stat.S_ISDIR(opened.st_mode) else "not a regular file"
             raise InputError(
                 f"is {what} (expected a regular file)",
                 path=path,
                 hint="save the stream to a file first, then convert it",
             )
-        self.size = self._opened.st_size
+        self.size = opened.st_size
+        self._mtime_ns = opened.st_mtime_ns
+        self._place = (opened.st_dev, opened.st_ino)
 
     def _open(self) -> Positioned:
         try:
@@ -279,10 +283,9 @@ class SourceFile:
             raise unreadable(self.path, err) from err
 
     def _check_same(self, now: os.stat_result) -> None:
-        then = self._opened
-        if (now.st_size, now.st_mtime_ns) != (then.st_size, then.st_mtime_ns):
+        if (now.st_size, now.st_mtime_ns) != (self.size, self._mtime_ns):
             raise InputError(
-                f"the file changed while it was read (expected {then.st_size} bytes, found {now.st_size})",
+                f"the file changed while it was read (expected {self.size} bytes, found {now.st_size})",
                 path=self.path,
                 hint="run again when no other program writes to it",
             )
@@ -290,9 +293,10 @@ class SourceFile:
     def is_same(self, path: str | os.PathLike[str]) -> bool:
         """Whether `path` leads to this very file."""
         try:
-            return os.path.samestat(os.stat(path), self._opened)
+            found = os.stat(path)
         except OSError:
             return False
+        return (found.st_dev, found.st_ino) == self._place
 
     def close(self) -> None:
         io, self._io = self._io, None

@@ -103,7 +103,7 @@ class Inventory:
         return dtype_totals(self.rows)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain values, ready for JSON."""
+        """Plain values; the tensors are an iterator, for with their statistics they take far more memory than rows."""
         totals = {name: {"tensors": count, "nbytes": nbytes} for name, (count, nbytes) in self.dtypes().items()}
         return {
             "path": self.path,
@@ -115,7 +115,7 @@ class Inventory:
             "left_out": self.left_out,
             "metadata": self.metadata,
             "notes": self.notes,
-            "tensors": [row.to_dict() for row in self.rows],
+            "tensors": (row.to_dict() for row in self.rows),
         }
 
 

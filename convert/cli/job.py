@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -255,7 +256,28 @@ def error_object(err: ConvertError) -> dict[str, Any]:
 
 
 def write_json(value: object, indent: int | None = None) -> None:
-    """JSON to stdout; what a terminal could take for a command, or its encoding lacks, is escaped."""
+    """JSON to stdout; what a terminal could take for a command, or its encoding lacks, is escaped.
+
+    A value of a dictionary may be an iterator: it becomes a list, of which only one item is in memory at a time.
+    """
+    if isinstance(value, dict) and any(isinstance(part, Iterator) for part in value.values()):
+        between = "{"
+        for key, part in value.items():
+            sys.stdout.write(f"{between}{_json(key)}: ")
+            between = ", "
+            if isinstance(part, Iterator):
+                sys.stdout.write("[")
+                for index, item in enumerate(part):
+                    sys.stdout.write(", " * (index > 0) + _json(item))
+                sys.stdout.write("]")
+            else:
+                sys.stdout.write(_json(part))
+        sys.stdout.write("}\n")
+    else:
+        sys.stdout.write(_json(value, indent) + "\n")
+
+
+def _json(value: object, indent: int | None = None) -> str:
     import json
     import re
 
@@ -265,8 +287,8 @@ def write_json(value: object, indent: int | None = None) -> None:
     try:
         text.encode(sys.stdout.encoding)
     except UnicodeEncodeError:
-        text = json.dumps(value, indent=indent)
-    sys.stdout.write(text + "\n")
+        return json.dumps(value, indent=indent)
+    return text
 
 
 def _escaped(character: str) -> str:

@@ -252,6 +252,18 @@ def test_damage_is_told_and_the_rest_is_shown(call: Call) -> None:
     assert [row.get("problem") is not None for row in found["tensors"]] == [False, True]
 
 
+def test_json_is_a_line_whatever_the_names(call: Call) -> None:
+    """What a terminal could obey is escaped, in names, metadata and paths; the texts come back as they were."""
+    names = ["bell\x07", "red\x1b[31m", "\u202eevil", "new\nline", "größe", '"quoted"', ""]
+    save_file({name: np.zeros(size, np.uint8) for size, name in enumerate(names)}, "in.safetensors", {"k\n": "v\u2028"})
+    text = call("in.safetensors", "--json").out
+    assert text.endswith("}\n")
+    assert text[:-1].isprintable()
+    found = json.loads(text)
+    assert sorted(row["name"] for row in found["tensors"]) == sorted(names)
+    assert found["metadata"] == {"k\n": "v\u2028"}
+
+
 def test_sparkline_of_plain_characters(monkeypatch: pytest.MonkeyPatch) -> None:
     """Where the terminal's encoding has no blocks; what is not empty always shows."""
     assert sparkline([0, 1, 4, 1000]) == " ▁▁█"
