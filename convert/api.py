@@ -258,7 +258,8 @@ def convert_file(
             dry_run: Only plan; the report shows what would be written.
             fsync: Force the bytes to the disk.
             jobs: Threads; default the cores this process may use.
-            progress: Called with bytes done, bytes in all and a tensor's name; raise in it to cancel.
+            progress: Called with bytes done, those read back included, bytes in all and a tensor's name; raise in it
+                to cancel.
             limits: What is accepted of the source before it is refused; see docs/limits.md.
 
     Returns:
@@ -322,7 +323,7 @@ def convert_checkpoint(
         jobs=_jobs(jobs, is_far),
         fsync=fsync,
         verify=verify,
-        progress=None if progress is None else Progress(progress, plan.nbytes),
+        progress=None if progress is None else Progress(progress, plan.nbytes * (2 if verify else 1)),
         spread=spread,
     )
     output: Output
@@ -331,7 +332,7 @@ def convert_checkpoint(
     else:  # in place, only what is read may go
         own = {real_path(file.path) for file in checkpoint.files if in_place}
         output = writer.write_split(plan, split, settings, own)
-    finish(output, checkpoint, plan, row if verify else None, report, fsync, limits)
+    finish(output, checkpoint, plan, row if verify else None, report, settings, limits)
     report.seconds = time.perf_counter() - began
     return report
 
@@ -347,7 +348,7 @@ def finish(
     plan: Plan,
     verify: formats.Format | None,
     report: Report,
-    fsync: bool,
+    settings: Settings,
     limits: Limits,
 ) -> None:
     """Give what was written its name, once it is sure to be what was read; `verify` is its format, to read it back."""
@@ -358,11 +359,11 @@ def finish(
         if verify is not None:
             from convert.verify import verified
 
-            report.tensors = verified(plan, output, verify, partial(open, limits=limits))
+            report.tensors = verified(plan, output, verify, partial(open, limits=limits), settings)
             report.verified = True
         report.target_bytes = output.size()
         checkpoint.close()  # an open file cannot be replaced everywhere
-        output.commit(fsync=fsync)
+        output.commit(fsync=settings.fsync)
     if verify is None:
         report.tensors = _written(plan)
 

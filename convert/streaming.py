@@ -166,7 +166,7 @@ class _Straight:
             slot.out.write_at(slot.offset - slot.head_bytes, begun.head(slot))  # type: ignore[misc]
         begun.finish()
         report = api.report_of(self._checkpoint, ["memory"], self._plan)
-        api.finish(begun.output, self._checkpoint, self._plan, None, report, self._settings.fsync, DEFAULT)
+        api.finish(begun.output, self._checkpoint, self._plan, None, report, self._settings, DEFAULT)
         return report
 
     def discard(self) -> None:

@@ -37,6 +37,7 @@ _NPZ = "tests/readers/test_npz.py tests/test_samples.py tests/test_cases.py"
 _ST = "tests/readers/test_safetensors.py tests/test_samples.py tests/test_cases.py"
 _WRITERS = "tests/test_identity.py tests/test_matrix.py tests/test_reversible.py tests/test_foreign_readers.py"
 _MOVING = "tests/test_matrix.py tests/test_identity.py tests/test_steps.py tests/test_library.py tests/test_cases.py"
+_VERIFY = "tests/test_verify.py"
 _POLICY = "tests/test_policy.py tests/test_plan.py tests/test_matrix.py tests/test_reversible.py"
 
 MUTANTS: tuple[Mutant, ...] = (
@@ -211,6 +212,12 @@ MUTANTS: tuple[Mutant, ...] = (
         "            if False:\n",
         "tests/test_output.py tests/test_outputfolder.py tests/test_files.py tests/cli",
     ),
+    # --- verification
+    Mutant("convert/verify.py", "if expected is None or expected != there:", "if expected is None:", _VERIFY),
+    Mutant("convert/verify.py", "self._settings.progress if index else None", "self._settings.progress", _VERIFY),
+    Mutant("convert/verify.py", "if len(back) - texts != len(plan.tensors):", "if False:", _VERIFY),
+    Mutant("convert/verify.py", "run(work(turned=True), 1)", "run(work(turned=True), settings.jobs)", _VERIFY),
+    Mutant("convert/api.py", "plan.nbytes * (2 if verify else 1)", "plan.nbytes", _VERIFY),
     # --- policy and plan
     Mutant(
         "convert/policy.py", "        for rule in reversed(self.rules):\n", "        for rule in self.rules:\n", _POLICY
