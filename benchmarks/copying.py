@@ -1,4 +1,4 @@
-"""Which way of copying a file is fastest here: chunk size, threads, preallocation, advice, copy_file_range.
+"""Which way of copying a file is fastest here: chunk size, threads, buffer, preallocation, advice, copy_file_range.
 
 `python -m benchmarks.copying [--mib N] [--runs R] [--dir DIR]` prints medians as ratios to `cp` in the same round, so
 that the noise of a shared machine cancels. docs/decisions/0002-data-path.md quotes its output.
@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from convert.codec import crc32
+from convert.threads import new_buffer
 
 _SPAN_BYTES = 16 << 20
 
@@ -32,6 +33,7 @@ class Way(NamedTuple):
     reserve: bool = True
     advise: bool = False
     in_kernel: bool = False
+    paged: bool = True
 
 
 WAYS = (
@@ -41,6 +43,15 @@ WAYS = (
         for threads in (1, 2)
     ),
     Way("256 KiB chunks, 4 threads", 256 << 10, 4),
+    *(
+        Way(
+            f"256 KiB chunks, {threads} thread{'s' * (threads > 1)}, 16 bytes behind a page",
+            256 << 10,
+            threads,
+            paged=False,
+        )
+        for threads in (1, 2)
+    ),
     Way("256 KiB chunks, 2 threads, no checksum", 256 << 10, 2, checksum=False),
     Way("256 KiB chunks, 2 threads, no preallocation", 256 << 10, 2, reserve=False),
     Way("256 KiB chunks, 2 threads, sequential advice", 256 << 10, 2, advise=True),
@@ -63,7 +74,8 @@ def copy(source: Path, target: Path, way: Way) -> None:
         lock = threading.Lock()
 
         def work() -> None:
-            buffer = memoryview(bytearray(0 if way.in_kernel else way.chunk_bytes))
+            nbytes = 0 if way.in_kernel else way.chunk_bytes
+            buffer = new_buffer(nbytes) if way.paged else new_buffer(nbytes + 16)[16:]
             while True:
                 with lock:
                     begin = next(begins, None)
@@ -122,7 +134,7 @@ def main() -> None:
                 ratios[way.name].append(ours / plain)
     print(f"{args.mib} MiB, {args.runs} rounds; wall time as a ratio to cp in the same round: median (min, max)")
     for name, found in ratios.items():
-        print(f"{name:48} {statistics.median(found):5.2f} ({min(found):.2f}, {max(found):.2f})")
+        print(f"{name:58} {statistics.median(found):5.2f} ({min(found):.2f}, {max(found):.2f})")
 
 
 if __name__ == "__main__":

@@ -20,6 +20,8 @@ import numpy as np
 import numpy.typing as npt
 from safetensors.numpy import save_file
 
+import convert
+
 Array = npt.NDArray[Any]
 Arrays = dict[str, Array]
 
@@ -67,6 +69,10 @@ def _tensors_npz(path: Path, divisor: int) -> None:
 
 def _tensors_safetensors(path: Path, divisor: int) -> None:
     save_file(_hundred(divisor), path)
+
+
+def _aligned_safetensors(path: Path, divisor: int) -> None:
+    convert.save(_hundred(divisor), path, align=4096)
 
 
 def _tensors_folder(path: Path, divisor: int) -> None:
@@ -125,6 +131,7 @@ def _tiny_npz(path: Path, divisor: int) -> None:
 BUILDERS: dict[str, Callable[[Path, int], None]] = {
     "tensors.npz": _tensors_npz,
     "tensors.safetensors": _tensors_safetensors,
+    "aligned.safetensors": _aligned_safetensors,
     "tensors": _tensors_folder,
     "big-endian.npz": _big_endian_npz,
     "one.npy": _one_npy,

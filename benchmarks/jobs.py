@@ -157,12 +157,20 @@ JOBS: tuple[Job, ...] = (
     _stored("tensors.safetensors", "safetensors", "out.npz", "npz", _MLX_NPZ),
     _stored("tensors.safetensors", "safetensors", "out/", "folder"),
     Job(
+        "verify",
+        "tensors.safetensors",
+        "out.safetensors",
+        (Peer("without --verify", ("convert", IN, OUT)),),
+        ("--verify",),
+    ),
+    Job(
         "cast-bfloat16",
         "tensors.safetensors",
         "out.safetensors",
         (_CP_ONLY_TIMED, script("safetensors", "safetensors", change=_TO_BFLOAT16, module="ml_dtypes")),
         ("--cast", "float32=bfloat16"),
     ),
+    Job("aligned", "aligned.safetensors", "out.safetensors", (CP,)),  # its data begins with a page
     _stored("tensors", "folder", "out.safetensors", "safetensors"),
     _stored("tensors", "folder", "out.npz", "npz"),
     # 1 GiB in one tensor

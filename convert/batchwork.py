@@ -33,6 +33,7 @@ from convert.batchtree import FOLDER_FORMAT, STATE
 from convert.errors import OutputError, PolicyError, TargetExistsError
 from convert.files import is_url, open_source, unwritable
 from convert.output import committed, open_output, target_exists
+from convert.threads import new_buffer
 from convert.version import __version__
 from convert.writing import Settings, WholeError
 
@@ -321,7 +322,7 @@ def _copy(source: str, target: str, overwrite: bool, fsync: bool, watch: Watch) 
     file = open_source(source)
     try:
         output = open_output(target, Settings(overwrite=overwrite))
-        buffer = memoryview(bytearray(_COPY_BYTES))
+        buffer = new_buffer(_COPY_BYTES)
         with committed(output):
             for offset in range(0, file.size, _COPY_BYTES):
                 part = buffer[: min(_COPY_BYTES, file.size - offset)]

@@ -16,7 +16,7 @@ from convert.errors import ConvertError, PolicyError
 from convert.files import read_ahead
 from convert.steps import pipe_of
 from convert.tensor import Extent, Tensor
-from convert.threads import BUFFER_BYTES, Work
+from convert.threads import BUFFER_BYTES, Work, new_buffer
 from convert.transfer import SPAN_BYTES, check_crc, needs_turn
 
 if TYPE_CHECKING:
@@ -90,7 +90,7 @@ class Pair:
         """Elements `[begin, end)`, `step` at a time."""
         room = bytearray(a.stored(min(step, end - begin)))
         view, needed = memoryview(room), b.stored(step)
-        buffer = buffer if needed <= len(buffer) else memoryview(bytearray(needed))
+        buffer = buffer if needed <= len(buffer) else new_buffer(needed)
         crc_a = crc_b = 0
         a.expect(begin, end)
         b.expect(begin, end)

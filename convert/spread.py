@@ -23,7 +23,7 @@ from convert.files import BINARY, Positioned, SourceFile, unwritable
 from convert.output import OutputFile
 from convert.steps import Pipe, pipe_of
 from convert.tensor import Extent, Tensor
-from convert.threads import BUFFER_BYTES
+from convert.threads import BUFFER_BYTES, new_buffer
 from convert.transfer import Parts, Slot, copy_span, needs_turn
 from convert.writing import WholeError
 
@@ -88,7 +88,7 @@ def copy_range(piece: Range) -> tuple[int, int, int]:
         out = Positioned(os.open(piece.target, os.O_WRONLY | BINARY))
         try:
             data = Extent(file, piece.offset, piece.nbytes, 0 if piece.owed else None)
-            buffer = memoryview(bytearray(BUFFER_BYTES))
+            buffer = new_buffer(BUFFER_BYTES)
             sums = copy_span(
                 data, piece.pipe, 0, piece.nbytes, out.write_all, piece.at, piece.keep, buffer,
                 lambda count: watch(count, 0, ""),

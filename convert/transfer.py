@@ -19,7 +19,7 @@ from convert.errors import ConvertError, CorruptError, InputError, PolicyError, 
 from convert.files import Spool, read_ahead
 from convert.steps import Pipe, aligned, own_swapper, pipe_of
 from convert.tensor import Extent, Tensor
-from convert.threads import BUFFER_BYTES, Work, run
+from convert.threads import BUFFER_BYTES, Work, check_stopped, new_buffer, run
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
@@ -72,12 +72,15 @@ def chunks(tensor: Tensor, chunk_bytes: int = CHUNK_BYTES) -> Iterator[memoryvie
 def stored_chunks(data: object, chunk_bytes: int) -> Iterator[Buffer]:
     """Stored bytes in order, checked: the last chunk comes only when the checksum was right."""
     if not isinstance(data, Extent):
-        yield from data.chunks(chunk_bytes)  # type: ignore[attr-defined]
+        for chunk in data.chunks(chunk_bytes):  # type: ignore[attr-defined]
+            check_stopped()
+            yield chunk
         return
-    buffer = memoryview(bytearray(min(chunk_bytes, data.nbytes)))
+    buffer = new_buffer(min(chunk_bytes, data.nbytes))
     crc, offset = data.seed, 0
     read_ahead(data.file, data.offset, data.offset + data.nbytes)
     while offset < data.nbytes:
+        check_stopped()
         part = buffer[: min(chunk_bytes, data.nbytes - offset)]
         data.file.readinto(data.offset + offset, part)
         offset += len(part)
@@ -331,9 +334,10 @@ def copy_span(
     if swapper is not None:
         buffer = swapper.view
     elif chunk_bytes > len(buffer):
-        buffer = memoryview(bytearray(chunk_bytes))
+        buffer = new_buffer(chunk_bytes)
     readinto = data.file.readinto
     for offset in range(begin, end, chunk_bytes):
+        check_stopped()
         content: Buffer = buffer[: min(chunk_bytes, end - offset)]
         readinto(data.offset + offset, content)  # type: ignore[arg-type]
         if owed or (keep and not pipe.steps):

@@ -20,7 +20,7 @@ from convert.errors import InputError, PolicyError
 from convert.files import Spool
 from convert.steps import aligned, pipe_of
 from convert.tensor import Extent, Stream, Tensor
-from convert.threads import Work, run
+from convert.threads import Work, check_stopped, new_buffer, run
 from convert.transfer import CHUNK_BYTES, Slot, check_crc, stored_chunks
 from convert.transpose import TILE_BYTES, Tile, Turner, cut, runs, slabs, tiles, turn, write_tile
 
@@ -76,6 +76,7 @@ def turned_chunks(tensor: Tensor, chunk_bytes: int) -> Iterator[memoryview]:
             views = (view for tile in rows for _, view in turner.strips(read, tensor.stored_shape, item_bytes, tile))
         offset = 0
         for view in views:
+            check_stopped()
             for begin in range(0, len(view), chunk_bytes):
                 part = view[begin : begin + chunk_bytes]
                 yield memoryview(pipe.apply(part, offset)).cast("B")
@@ -197,9 +198,10 @@ class _Turning:
         if slot.seed is not None:
             # Written out of order, so the target's checksum is taken from what was written.
             out = cast("OutputFile | Spool", slot.out)
-            buffer = memoryview(bytearray(1 << 20))
+            buffer = new_buffer(1 << 20)
             crc, nbytes = slot.seed, slot.tensor.nbytes
             for offset in range(0, nbytes, len(buffer)):
+                check_stopped()
                 part = buffer[: min(len(buffer), nbytes - offset)]
                 out.readinto(slot.offset + offset, part)
                 crc = crc32(part, crc)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ctypes
+import mmap
 import os
 import threading
 from collections.abc import Iterator
@@ -14,6 +16,8 @@ import pytest
 import convert
 from convert import threads, transfer
 from convert.errors import CorruptError, OutputError
+from convert.steps import Pipe
+from convert.tensor import Extent
 
 
 @pytest.fixture(autouse=True)
@@ -205,3 +209,68 @@ def test_threads_within_a_piece_of_work_stop_with_those_around_it() -> None:
     with pytest.raises(OutputError, match="full"):
         threads.run(iter([long, failing]), 2)
     assert done < 1 << 20
+
+
+class Endless:
+    """Data of a size that nobody could read to its end."""
+
+    path = "endless"
+    nbytes = size = 1 << 55
+
+    def __init__(self) -> None:
+        self.began = threading.Event()
+
+    def chunks(self, chunk_bytes: int) -> Iterator[bytes]:
+        for _ in range(0, self.nbytes, chunk_bytes):
+            self.began.set()
+            yield bytes(100)
+
+    def readinto(self, _: int, view: memoryview) -> None:
+        self.began.set()
+
+    def read(self, _: int, count: int) -> bytes:
+        return bytes(count)
+
+
+@pytest.mark.parametrize("way", ["inflated", "stored", "span"])
+def test_large_tensors_stop_in_the_middle(way: str) -> None:
+    """Ctrl-C, and a failure elsewhere, do not wait until the tensors in hand have come to their end."""
+    data = Endless()
+    extent = Extent(data, 0, data.nbytes)
+
+    def long(buffer: memoryview) -> None:
+        if way == "span":
+            pipe = Pipe(1, 1, ())
+            transfer.copy_span(extent, pipe, 0, data.nbytes, lambda *_: None, 0, False, buffer, None)
+        else:
+            for _chunk in transfer.stored_chunks(extent if way == "stored" else data, 1 << 18):
+                pass
+
+    def failing(_: memoryview) -> None:
+        data.began.wait()
+        raise OutputError("full")
+
+    with pytest.raises(OutputError, match="full"):
+        threads.run(iter([long, failing]), 2)
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, 5000, threads.BUFFER_BYTES, (1 << 20) + 1])
+def test_buffers(nbytes: int) -> None:
+    """As long as asked for, zero, writable; the large ones begin with a page."""
+    buffer = threads.new_buffer(nbytes)
+    assert (len(buffer), buffer.format, buffer.readonly) == (nbytes, "B", False)
+    assert bytes(buffer) == bytes(nbytes)
+    if nbytes >= threads.BUFFER_BYTES:
+        assert ctypes.addressof(ctypes.c_char.from_buffer(buffer)) % mmap.PAGESIZE == 0
+    buffer[:] = b"\xff" * nbytes
+
+
+def test_memory_that_runs_out_is_called_that(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The system says so in its own way; whoever inflates or reads expects Python's."""
+
+    def none(*_: object, **__: object) -> None:
+        raise OSError(12, "Cannot allocate memory")
+
+    monkeypatch.setattr(mmap, "mmap", none)
+    with pytest.raises(MemoryError):
+        threads.new_buffer(1 << 20)
