@@ -141,6 +141,18 @@ def _stored(source: str, load: str, target: str, save: str, *more: Peer) -> Job:
     return Job(names, source, target, (CP, script(load, save, 0.6), *more))
 
 
+def _loading(source: str, suffix: str) -> Job:
+    """All arrays of a file, in memory."""
+    load = "import sys\nimport convert\nconvert.load(sys.argv[1])\n"
+    names = "from safetensors.numpy import load_file\n" if suffix == "safetensors" else ""
+    theirs = f"import sys\nimport numpy as np\n{names}source = sys.argv[1]\n{_LOAD[suffix]}"
+    peer = "load_file" if suffix == "safetensors" else "np.load"
+    return Job(
+        f"load-{source.partition('.')[0]}-{suffix}", source, "", (Peer(peer, ("python", "-c", theirs, IN)),),
+        command=("python", "-c", load, IN),
+    )  # fmt: skip
+
+
 JOBS: tuple[Job, ...] = (
     # 1 GiB in 100 tensors
     _stored("tensors.npz", "npz", "out.safetensors", "safetensors", _MLX_SAFETENSORS),
@@ -194,6 +206,10 @@ JOBS: tuple[Job, ...] = (
     Job("deflate-rounded", "rounded.safetensors", "out.npz", (deflating("safetensors"),), ("--compress",)),
     Job("deflate-indices", "indices.safetensors", "out.npz", (deflating("safetensors"),), ("--compress",)),
     Job("inflate", "deflated.npz", "out.safetensors", (script("npz", "safetensors", 0.35),)),
+    # the library
+    _loading("tensors.npz", "npz"),
+    _loading("tensors.safetensors", "safetensors"),
+    _loading("deflated.npz", "npz"),
     Job("many-tensors", "many.npz", "out.safetensors", (script("npz", "safetensors", 0.25),)),
     # start-up
     Job("version", "", "", (bare("bare Typer", 1.3),), command=("convert", "--version"), repeat=4),

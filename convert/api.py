@@ -188,9 +188,10 @@ def load(
     policy: Policy | None = None,
     include: Iterable[str] = (),
     exclude: Iterable[str] = (),
+    jobs: int | None = None,
     limits: Limits = DEFAULT,
 ) -> dict[str, np.ndarray[Any, Any]]:
-    """All tensors as numpy arrays, in memory.
+    """All tensors as numpy arrays, in memory, read by as many threads as there are cores, or `jobs`.
 
     bfloat16 and the small floats come as ml_dtypes arrays. The policy decides about `<V2` (bfloat16 by default) and
     pickles (refused by default); whatever else numpy has comes as it is.
@@ -201,10 +202,12 @@ def load(
     """
     from convert import arrays
 
+    options.check_jobs(jobs)
     with open(source, limits=limits) as checkpoint:
         wishes = Wishes(policy or Policy(), include=tuple(include), exclude=tuple(exclude), limits=limits)
         plan = make_plan(checkpoint, checkpoint.path, "numpy", arrays, wishes)
-        return {tensor.name: tensor.numpy() for tensor in plan.tensors}
+        is_far = any(getattr(file, "is_remote", False) for file in checkpoint.files)
+        return arrays.to_arrays(plan.tensors, _jobs(jobs, is_far))
 
 
 def save(tensors: Mapping[str, Any], target: Path, *, separator: str = ".", **settings: Unpack[Options]) -> Report:

@@ -7,7 +7,7 @@ the policy decides.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,8 +19,12 @@ from convert.errors import ConvertError, LimitError, UnsupportedError, UsageErro
 from convert.files import MemoryFile
 from convert.records import ordered_fields
 from convert.tensor import Extent, Tensor
+from convert.threads import default_jobs
+from convert.transfer import SPAN_BYTES, Slot, fill
 
 if TYPE_CHECKING:
+    from typing_extensions import Buffer
+
     from convert.plan import Plan
 
 _MAX_DIMENSIONS = 64
@@ -61,25 +65,46 @@ def dtype_for(tensor: Tensor) -> np.dtype[Any]:
 
 
 def to_numpy(tensor: Tensor) -> np.ndarray[Any, Any]:
-    """See `Tensor.numpy`."""
-    dtype = dtype_for(tensor)
-    tensor = tensor.changed(big=False, fortran=False)
-    if tensor.dtype.kind == "subbyte":
-        tensor = tensor.changed(dtype=BY_NAME["uint8"], steps=(*tensor.steps, unpack_step(tensor.dtype)))
-    try:
-        array: np.ndarray[Any, Any] = np.ndarray(tensor.shape, dtype)  # np.empty makes S1 of S0, and U1 of U0
-    except (MemoryError, ValueError) as err:
-        raise LimitError(f"an array of {tensor.nbytes} bytes: {err}", path=tensor.path, tensor=tensor.name) from err
-    if array.nbytes == 0:
-        for _ in tensor.chunks():  # checksums are owed even so
-            pass
-        return array
-    flat = np.frombuffer(array.reshape(-1).view(np.uint8).data, np.uint8)
-    at = 0
-    for chunk in tensor.chunks():
-        flat[at : at + len(chunk)] = np.frombuffer(chunk, np.uint8)
-        at += len(chunk)
-    return array
+    """See `Tensor.numpy`; a large one is read by all cores."""
+    jobs = default_jobs() if tensor.data.nbytes > SPAN_BYTES else 1
+    return to_arrays([tensor], jobs)[tensor.name]
+
+
+def to_arrays(tensors: Iterable[Tensor], jobs: int) -> dict[str, np.ndarray[Any, Any]]:
+    """New C-ordered arrays by name, read by `jobs` threads."""
+    arrays: dict[str, np.ndarray[Any, Any]] = {}
+
+    def slots() -> Iterator[Slot]:  # an array is made when its turn has come: damage before it costs no memory
+        for tensor in tensors:
+            dtype = dtype_for(tensor)
+            plain = tensor.changed(big=False, fortran=False) if tensor.big or tensor.fortran else tensor
+            if plain.dtype.kind == "subbyte":
+                plain = plain.changed(dtype=BY_NAME["uint8"], steps=(*plain.steps, unpack_step(plain.dtype)))
+            try:
+                array = np.ndarray(plain.shape, dtype)  # np.empty makes S1 of S0, and U1 of U0
+            except (MemoryError, ValueError) as err:
+                raise LimitError(
+                    f"an array of {plain.nbytes} bytes: {err}", path=plain.path, tensor=plain.name
+                ) from err
+            arrays[tensor.name] = array
+            yield Slot(plain, _Room(array), 0)  # type: ignore[arg-type]  # nothing is done with it but writing
+
+    fill(slots(), jobs)
+    return arrays
+
+
+class _Room:
+    """An array as something to write to, from any thread."""
+
+    __slots__ = ("_flat",)
+
+    def __init__(self, array: np.ndarray[Any, Any]) -> None:
+        self._flat = np.frombuffer(array.reshape(-1).view(np.uint8).data, np.uint8) if array.nbytes else None
+
+    def write_at(self, offset: int, data: Buffer) -> None:
+        if self._flat is not None:
+            content = np.frombuffer(memoryview(data), np.uint8)
+            self._flat[offset : offset + content.size] = content
 
 
 def from_arrays(values: object, separator: str) -> tuple[list[Tensor], list[str]]:
@@ -304,5 +329,6 @@ __all__ = [
     "from_arrays",
     "holds",
     "remembers",
+    "to_arrays",
     "to_numpy",
 ]

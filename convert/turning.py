@@ -125,7 +125,8 @@ class _Turning:
         """A tensor that comes only in order, or from far away: through a spool beside the target."""
         tensor = self._slot.tensor
         with contextlib.ExitStack() as spools:
-            data = _extent(tensor, os.path.dirname(os.path.abspath(self._slot.out.path)), spools)
+            path = getattr(self._slot.out, "path", None)  # an array in memory has none
+            data = _extent(tensor, path and os.path.dirname(os.path.abspath(path)), spools)
             if data is tensor.data:
                 self._named(_verify, data)
             self._named(self._put, data)

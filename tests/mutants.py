@@ -212,6 +212,12 @@ MUTANTS: tuple[Mutant, ...] = (
         "            if False:\n",
         "tests/test_output.py tests/test_outputfolder.py tests/test_files.py tests/cli",
     ),
+    Mutant(
+        "convert/arrays.py",
+        "self._flat[offset : offset + content.size] = content",
+        "self._flat[: content.size] = content",
+        "tests/test_load.py",
+    ),
     # --- verification
     Mutant("convert/verify.py", "if expected is None or expected != there:", "if expected is None:", _VERIFY),
     Mutant("convert/verify.py", "self._settings.progress if index else None", "self._settings.progress", _VERIFY),
