@@ -20,13 +20,9 @@ import pytest
 import convert
 from convert import files
 from convert.files import MemoryFile, Positioned, SourceFile, Spool
+from tests.faultfs import listing
 
 NO_FIFO = not hasattr(os, "mkfifo")
-
-
-def listing(folder: Path) -> list[str]:
-    """Every name in a folder, hidden ones too."""
-    return sorted(os.listdir(folder))
 
 
 @pytest.fixture

@@ -13,6 +13,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.faultfs import listing
+
 pytestmark = pytest.mark.skipif(not os.path.exists("/proc/self/io"), reason="looks into /proc to see the work begin")
 
 SOURCE_BYTES = 1 << 30
@@ -29,11 +31,6 @@ if sys.argv[1] == "named" and hasattr(os, "O_TMPFILE"):
 from convert.cli.main import main
 main(sys.argv[2:])
 """
-
-
-def listing(folder: Path) -> list[str]:
-    """Every name in a folder, hidden ones too."""
-    return sorted(os.listdir(folder))
 
 
 @pytest.fixture(scope="module")
