@@ -206,8 +206,7 @@ def load(
     with open(source, limits=limits) as checkpoint:
         wishes = Wishes(policy or Policy(), include=tuple(include), exclude=tuple(exclude), limits=limits)
         plan = make_plan(checkpoint, checkpoint.path, "numpy", arrays, wishes)
-        is_far = any(getattr(file, "is_remote", False) for file in checkpoint.files)
-        return arrays.to_arrays(plan.tensors, _jobs(jobs, is_far))
+        return arrays.to_arrays(plan.tensors, _jobs(jobs, _is_far(checkpoint)))
 
 
 def save(tensors: Mapping[str, Any], target: Path, *, separator: str = ".", **settings: Unpack[Options]) -> Report:
@@ -318,12 +317,11 @@ def convert_checkpoint(
     if spread is not None:
         spread.check(plan)
     in_place = any(file.is_same(target) for file in checkpoint.files)
-    is_far = is_url(target) or any(getattr(file, "is_remote", False) for file in checkpoint.files)
     settings = Settings(
         overwrite=overwrite or (in_place and split is None),
         level=level,
         align=align,
-        jobs=_jobs(jobs, is_far),
+        jobs=_jobs(jobs, is_url(target) or _is_far(checkpoint)),
         fsync=fsync,
         verify=verify,
         progress=None if progress is None else Progress(progress, plan.nbytes * (2 if verify else 1)),
@@ -338,6 +336,10 @@ def convert_checkpoint(
     finish(output, checkpoint, plan, row if verify else None, report, settings, limits)
     report.seconds = time.perf_counter() - began
     return report
+
+
+def _is_far(checkpoint: Checkpoint) -> bool:
+    return any(getattr(file, "is_remote", False) for file in checkpoint.files)
 
 
 def _jobs(jobs: int | None, is_far: bool) -> int:

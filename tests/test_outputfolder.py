@@ -21,6 +21,14 @@ def folder_output(target: Path, overwrite: bool = False) -> OutputFolder:
     return output
 
 
+def swap_begun(folder: Path) -> tuple[Path, OutputFolder]:
+    """A folder with one old file, and the one that is to take its place."""
+    out = folder / "out"
+    out.mkdir()
+    (out / "old.npy").write_bytes(b"old")
+    return out, folder_output(out, overwrite=True)
+
+
 @pytest.mark.parametrize("slash", ["", "/"])
 def test_a_folder_appears_as_a_whole(tmp_path: Path, slash: str) -> None:
     """It is built under a hidden name, and there only after the commit."""
@@ -149,10 +157,7 @@ def test_a_failure_in_the_middle_of_a_swap_restores_the_old_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, at: int, error: BaseException
 ) -> None:
     """Between the two renames there is no folder of that name; if the second fails, the first is undone."""
-    out = tmp_path / "out"
-    out.mkdir()
-    (out / "old.npy").write_bytes(b"old")
-    output = folder_output(out, overwrite=True)
+    out, output = swap_begun(tmp_path)
     real = os.rename
     calls = 0
 
@@ -174,10 +179,7 @@ def test_an_interrupt_right_after_the_first_rename_restores_the_old_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Ctrl-C can come after the system did its work and before Python goes on."""
-    out = tmp_path / "out"
-    out.mkdir()
-    (out / "old.npy").write_bytes(b"old")
-    output = folder_output(out, overwrite=True)
+    out, output = swap_begun(tmp_path)
     real = os.rename
 
     def rename(source: str, target: str) -> None:
