@@ -76,7 +76,9 @@ def stored_chunks(data: object, chunk_bytes: int) -> Iterator[Buffer]:
             check_stopped()
             yield chunk
         return
-    buffer = new_buffer(min(chunk_bytes, data.nbytes))
+    # New pages cost more than they save for what is soon read.
+    large = data.nbytes > SPAN_BYTES
+    buffer = new_buffer(chunk_bytes) if large else memoryview(bytearray(min(chunk_bytes, data.nbytes)))
     crc, offset = data.seed, 0
     read_ahead(data.file, data.offset, data.offset + data.nbytes)
     while offset < data.nbytes:
